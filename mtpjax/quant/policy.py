@@ -97,9 +97,9 @@ def map_leaves(function: Callable[[Path, Any], Any], params: Any) -> Any:
 def convert_leaf(path: Path, array: ArrayLike | QTensor, precision: str) -> jax.Array | QTensor:
     """The parameter at `path` as `precision` stores it, on the device.
 
-    numpy arrays (a file's mapped memory, say) are converted on the host and copied, never aliased; JAX arrays stay where
-    they are, and a leaf that already has its dtype is returned as it is. A QTensor is kept for fp8 and dequantised for
-    the others. UserError, naming the tensor: infinity or NaN for fp8, values beyond float16's range for f16, an FP8
+    numpy arrays (say, mapped memory of a file) are converted on the host and copied, never aliased. JAX arrays stay
+    where they are, and one that has its dtype already is returned as it is. A QTensor is kept for fp8 and dequantised
+    for the others. UserError, naming the tensor: infinity or NaN for fp8, values beyond float16's range for f16, an FP8
     array without its scale, an array that is not float.
     """
     name, target = ".".join(path), np.dtype(asked_dtype(path, precision))
