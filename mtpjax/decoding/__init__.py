@@ -1,0 +1,1 @@
+"""Generate: drafters, acceptance rules, and the compiled loop they share."""

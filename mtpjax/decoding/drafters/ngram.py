@@ -1,0 +1,76 @@
+"""Prompt lookup: propose what followed the last time these words were said.
+
+The last n tokens are looked up in the prompt and the output so far; the tokens behind the match are the draft (Prompt
+Lookup Decoding, Saxena 2023). The longest matching suffix wins, and among equals the most recent. It costs no parameters
+and helps where output repeats input: summaries, code edits, quotations.
+
+A match p places back leaves only p tokens to copy. If the draft is longer it goes on copying its own beginning, which is
+what a loop of period p would say.
+
+State: the tokens so far [B, S] and their number [B]. The draft is deterministic: its law q is one-hot.
+"""
+
+from functools import lru_cache
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from mtpjax.decoding.drafters.base import Committed, Drafter, Proposal, chain
+from mtpjax.decoding.sampling import Law
+
+
+@struct.dataclass
+class History:
+    """Prompt and output: int32 [B, S], of which the first `length` [B] are real."""
+
+    tokens: Array
+    length: Array
+
+
+@lru_cache(maxsize=64)
+def ngram(depth: int = 3, longest: int = 4, shortest: int = 1) -> Drafter:
+    """Prompt-lookup drafter: suffixes of `longest` down to `shortest` tokens are looked up."""
+
+    def propose(state: History, key_B: Array, law: Law) -> Proposal:
+        tokens, count = lookup(state.tokens, state.length, depth, longest, shortest)
+        return Proposal(tokens=tokens, q=None, count=count, parents=chain(depth))
+
+    return Drafter("ngram", lambda params, tokens, length: History(tokens, length), propose, _append, depth)
+
+
+def _append(state: History, committed: Committed, features: tuple[Array, ...]) -> History:
+    tokens = append(state.tokens, state.length, committed)
+    return History(tokens, state.length + committed.count)
+
+
+def append(tokens_BS: Array, length_B: Array, committed: Committed) -> Array:
+    """Write each row's committed tokens behind its first `length`; what has no place is dropped, never clamped."""
+    B, W = committed.tokens.shape
+    offset = jnp.arange(W)[None, :]
+    slot = jnp.where(offset < committed.count[:, None], length_B[:, None] + offset, tokens_BS.shape[1])
+    return tokens_BS.at[jnp.arange(B)[:, None], slot].set(committed.tokens, mode="drop")
+
+
+def lookup(tokens_BS: Array, length_B: Array, depth: int, longest: int, shortest: int) -> tuple[Array, Array]:
+    """Longest, then most recent earlier occurrence of each row's last tokens.
+
+    Returns:
+        drafts int32 [B, depth] and how many were found, int32 [B]: `depth` or 0.
+    """
+    S = tokens_BS.shape[1]
+    place = jnp.arange(S)[None, :]
+    last = length_B[:, None] - 1
+    run = jnp.zeros(tokens_BS.shape, jnp.int32)  # length of the match that ends at each place
+    going = jnp.broadcast_to(place < last, tokens_BS.shape)
+    for back in range(longest):
+        suffix = jnp.take_along_axis(tokens_BS, jnp.maximum(last - back, 0), axis=1)
+        shifted = jnp.roll(tokens_BS, back, axis=1)
+        going = going & (place >= back) & (last >= back) & (shifted == suffix)
+        run = run + going
+    best = jnp.argmax(jnp.where(run >= shortest, run * S + place, -1), axis=1)[:, None]
+    found = jnp.take_along_axis(run, best, axis=1) >= shortest
+    period = jnp.maximum(last - best, 1)
+    source = best + 1 + jnp.arange(depth)[None, :] % period
+    drafts = jnp.take_along_axis(tokens_BS, jnp.minimum(source, S - 1), axis=1)
+    return drafts, jnp.where(found[:, 0], depth, 0).astype(jnp.int32)

@@ -1,0 +1,247 @@
+"""The way of a token: prefill -> loop { draft -> verify -> commit }, compiled whole.
+
+Two jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks and commits the first
+token; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode` may run to the end or for a few steps, so
+streaming is the same loop. Every stage is a pure function that can be called alone, outside jit.
+
+State between steps: a row has emitted tokens up to `length`; all but the last are in the cache, so
+``cache length == length - 1``. A step drafts `depth` tokens, scores the window [last token, drafts] in one target pass,
+accepts a prefix, adds the target's own token and moves `length` on. Rejected drafts stay in the cache behind `length`
+as stale slots that no query sees. Plain decoding is the same step with a window of one.
+
+Ragged rows: each row has its own length, position, limit, key and settings. A finished row goes through the passes with
+its batch-mates but commits nothing and stays as it is.
+
+Rejected: a host loop (a synchronisation per token); a loop per drafter; a copy of the cache for rolling back.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array, lax
+
+from mtpjax.decoding.drafters.base import Committed, Drafter, Proposal, State
+from mtpjax.decoding.drafters.ngram import append
+from mtpjax.decoding.sampling import Law, probabilities, step_keys
+from mtpjax.decoding.target import Cache, Params, Target
+from mtpjax.decoding.verify.base import Rule, Verdict
+from mtpjax.decoding.verify.greedy import verify_choice
+
+RUNNING, STOPPED, FULL = range(3)
+
+
+@struct.dataclass
+class Counters:
+    """What speculation did, per row; only emitted tokens count.
+
+    Attributes:
+        passes: int32 [B], target passes while the row was running.
+        emitted: int32 [B], tokens committed by those passes.
+        drafts: int32 [B], passes in which something was proposed.
+        drafted: int32 [B], proposed tokens.
+        proposed_at: int32 [B, depth], how often each place was proposed.
+        accepted_at: int32 [B, depth], how often each place was accepted.
+    """
+
+    passes: Array
+    emitted: Array
+    drafts: Array
+    drafted: Array
+    proposed_at: Array
+    accepted_at: Array
+
+
+@struct.dataclass
+class DecodeState:
+    """The carry of the loop.
+
+    Attributes:
+        tokens: int32 [B, S], prompt and output.
+        length: int32 [B], tokens so far; the last is not yet in the cache.
+        prompt_length: int32 [B].
+        limit: int32 [B], the largest `length` allowed: prompt + max_new_tokens, or the context.
+        status: int32 [B], `RUNNING`, `STOPPED` (a stop id) or `FULL` (the limit).
+        drafted: bool [B, S], which tokens are accepted drafts; the others are the target's own.
+        cache: the target's cache; committed length is ``length - 1`` after prefill.
+        drafter: the drafter's own state; None before prefill.
+        law: sampling settings [B].
+        stop_ids: int32 [n], padded with -1.
+        key: typed PRNG keys [B].
+        counters: acceptance counters.
+    """
+
+    tokens: Array
+    length: Array
+    prompt_length: Array
+    limit: Array
+    status: Array
+    drafted: Array
+    cache: Cache
+    drafter: State
+    law: Law
+    stop_ids: Array
+    key: Array
+    counters: Counters
+
+
+def init_state(
+    target: Target, depth: int, tokens_BS: Array, prompt_length_B: Array, limit_B: Array, law: Law, stop_ids, seed_B
+) -> DecodeState:
+    """The state before prefill, from prompts in `tokens` int32 [B, S] (padded with anything)."""
+    B, S = tokens_BS.shape
+    zero, places = jnp.zeros(B, jnp.int32), jnp.zeros((B, depth), jnp.int32)
+    return DecodeState(
+        tokens=tokens_BS,
+        length=prompt_length_B,
+        prompt_length=prompt_length_B,
+        limit=limit_B,
+        status=jnp.where(limit_B > prompt_length_B, RUNNING, FULL).astype(jnp.int32),
+        drafted=jnp.zeros((B, S), bool),
+        cache=target.init_cache(B, S),
+        drafter=None,
+        law=law,
+        stop_ids=stop_ids,
+        key=jax.vmap(jax.random.key)(seed_B),
+        counters=Counters(zero, zero, zero, zero, places, places),
+    )
+
+
+@partial(jax.jit, static_argnames=("target", "drafter", "rule", "chunk"), donate_argnames="state")
+def prefill(
+    params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule, chunk: int
+) -> DecodeState:
+    """Run the prompts through the target, `chunk` tokens a pass, and commit each row's first token.
+
+    The head is applied to each row's last prompt token only. S must be a multiple of `chunk`. A row shorter than the
+    longest prompt writes padding behind its end, where no query looks.
+    """
+    prompt = state.prompt_length
+    last = prompt - 1
+
+    def run_chunk(i: Array, carry: tuple[Cache, Array, tuple[Array, ...]]):
+        cache, logits, features = carry
+        start = i * chunk
+        ids = lax.dynamic_slice_in_dim(state.tokens, start, chunk, axis=1)
+        positions = jnp.broadcast_to(start + jnp.arange(chunk)[None, :], ids.shape)
+        at = jnp.clip(last - start, 0, chunk - 1)[:, None]
+        cache = target.set_length(cache, jnp.full_like(prompt, start))
+        new, _, cache = target.forward(params, ids, cache, positions, None, at, ())
+        here = (last >= start) & (last < start + chunk)
+        return cache, jnp.where(here[:, None, None], new, logits), features
+
+    none = jnp.zeros((prompt.shape[0], 1, target.vocab_size), jnp.float32)
+    chunks = (jnp.max(prompt) + chunk - 1) // chunk
+    cache, logits, _ = lax.fori_loop(0, chunks, run_chunk, (state.cache, none, ()))
+    state = state.replace(cache=target.set_length(cache, prompt))
+    nothing = Proposal(jnp.zeros((prompt.shape[0], 0), jnp.int32), None, jnp.zeros_like(prompt), ())
+    state = commit(state, nothing, verify(target, rule, state, nothing, logits))
+    state = state.replace(cache=target.set_length(state.cache, prompt))
+    return state.replace(drafter=drafter.init(params, state.tokens, state.length))
+
+
+@partial(jax.jit, static_argnames=("target", "drafter", "rule"), donate_argnames="state")
+def decode(
+    params: Params, state: DecodeState, max_steps: Array, *, target: Target, drafter: Drafter, rule: Rule
+) -> DecodeState:
+    """Step until every row has finished, or `max_steps` times (int32 scalar, not compiled in)."""
+
+    def unfinished(carry: tuple[Array, DecodeState]) -> Array:
+        steps, state = carry
+        return (steps < max_steps) & jnp.any(state.status == RUNNING)
+
+    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        steps, state = carry
+        return steps + 1, step(params, state, target=target, drafter=drafter, rule=rule)
+
+    return lax.while_loop(unfinished, body, (jnp.int32(0), state))[1]
+
+
+def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule) -> DecodeState:
+    """One round of draft, verify and commit for all rows."""
+    proposal = draft(state, drafter)
+    logits, features, cache = score(params, state, proposal, target, drafter.features)
+    verdict = verify(target, rule, state, proposal, logits)
+    before = state.length
+    state = commit(state.replace(cache=cache), proposal, verdict, count=True)
+    emitted = state.length - before
+    window = jnp.take_along_axis(
+        state.tokens, jnp.minimum(before[:, None] + jnp.arange(drafter.depth + 1), state.tokens.shape[1] - 1), axis=1
+    )
+    return state.replace(
+        cache=target.set_length(state.cache, state.length - 1),
+        drafter=drafter.update(state.drafter, Committed(window, emitted), features),
+    )
+
+
+def draft(state: DecodeState, drafter: Drafter) -> Proposal:
+    """Ask the drafter; a row that has finished, or has no room to emit them all, proposes less."""
+    keys = step_keys(state.key, state.length - state.prompt_length)
+    proposal = drafter.propose(state.drafter, keys, state.law)
+    room = jnp.where(state.status == RUNNING, state.limit - state.length - 1, 0)
+    return proposal.replace(count=jnp.minimum(proposal.count, room))
+
+
+def score(params: Params, state: DecodeState, proposal: Proposal, target: Target, features: tuple[int, ...]):
+    """One target pass over [last token, drafts]: logits f32 [B, depth + 1, V], features, cache."""
+    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    window = jnp.concatenate([last, proposal.tokens], axis=1)
+    positions = state.length[:, None] - 1 + jnp.arange(window.shape[1])[None, :]
+    return target.forward(params, window, state.cache, positions, None, None, features)
+
+
+def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, logits_BWV: Array) -> Verdict:
+    """Apply the rule to the processed laws; when every row is greedy, arg-max comparison is the same and cheaper."""
+    vocab = jnp.arange(target.vocab_size)
+    logits_BWV = jnp.where(vocab < target.emit_vocab, logits_BWV, -jnp.inf)
+    keys = step_keys(state.key, state.length - state.prompt_length)
+    return lax.cond(
+        jnp.all(state.law.greedy),
+        lambda: verify_choice(jnp.argmax(logits_BWV, axis=-1).astype(jnp.int32), proposal),
+        lambda: rule.verify(probabilities(logits_BWV, state.law), proposal, keys),
+    )
+
+
+def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool = False) -> DecodeState:
+    """Append the accepted tokens and the target's own, up to a stop id or the limit; `count` them if asked.
+
+    Finished rows emit nothing. The cache is left as it is: the caller moves its committed length.
+    """
+    B, depth = proposal.tokens.shape
+    offset = jnp.arange(depth + 1)[None, :]
+    accepted = verdict.accepted[:, None]
+    padded = jnp.concatenate([proposal.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
+    tokens = jnp.where(offset < accepted, padded, verdict.next_token[:, None])
+    room = jnp.where(state.status == RUNNING, state.limit - state.length, 0)
+    stop = jnp.any(tokens[:, :, None] == state.stop_ids[None, None, :], axis=2)
+    wanted = jnp.minimum(verdict.accepted + 1, room)
+    hit = stop & (offset < wanted[:, None])
+    emitted = jnp.where(jnp.any(hit, axis=1), jnp.argmax(hit, axis=1) + 1, wanted).astype(jnp.int32)
+
+    was_running = state.status == RUNNING
+    length = state.length + emitted
+    status = jnp.where(jnp.any(hit, axis=1), STOPPED, jnp.where(length >= state.limit, FULL, state.status))
+    from_draft = Committed((offset < accepted).astype(jnp.int32), emitted)
+    drafted = append(state.drafted.astype(jnp.int32), state.length, from_draft).astype(bool)
+    if count:
+        state = state.replace(counters=_count(state.counters, was_running, proposal, verdict, emitted))
+    return state.replace(
+        tokens=append(state.tokens, state.length, Committed(tokens, emitted)),
+        drafted=drafted,
+        length=length,
+        status=jnp.where(was_running, status, state.status),
+    )
+
+
+def _count(counters: Counters, running: Array, proposal: Proposal, verdict: Verdict, emitted: Array) -> Counters:
+    place = jnp.arange(proposal.tokens.shape[1])[None, :]
+    kept = jnp.minimum(verdict.accepted, emitted)
+    return Counters(
+        passes=counters.passes + running,
+        emitted=counters.emitted + emitted,
+        drafts=counters.drafts + (proposal.count > 0),
+        drafted=counters.drafted + proposal.count,
+        proposed_at=counters.proposed_at + (place < proposal.count[:, None]),
+        accepted_at=counters.accepted_at + (place < kept[:, None]),
+    )

@@ -1,0 +1,48 @@
+"""The KV cache: one array for all layers, a length for every row.
+
+Keys and values are [L, B, K, S, H]: this is the one form that XLA updates in place inside `while_loop` with ragged rows
+(measured; per-layer tuples, scanned caches and one-hot updates are all copied each step) and that attention reads
+without a transpose. A row's first `length` slots are committed. A forward pass writes its window behind them and
+leaves `length` alone: committing is adding to `length`, rolling back is not adding, so a rejected draft costs nothing.
+"""
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from mtpjax.kernels.attention import BLOCK
+
+
+@struct.dataclass
+class KVCache:
+    """Keys and values [L, B, K, S, H] and the committed length of each row, int32 [B]."""
+
+    k: Array
+    v: Array
+    length: Array
+
+    @property
+    def capacity(self) -> int:
+        """Slots S of each row."""
+        return self.k.shape[3]
+
+
+def init_cache(layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> KVCache:
+    """An empty cache; `capacity` is rounded up to whole attention blocks (or, below one block, to 32 slots)."""
+    step = BLOCK if capacity > BLOCK else 32
+    slots = -(-capacity // step) * step
+    shape = (layers, batch, kv_heads, slots, head_dim)
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
+
+
+def write(cache: KVCache, layer: int, k_BWKH: Array, v_BWKH: Array) -> KVCache:
+    """Put a window's keys and values [B, W, K, H] behind each row's committed slots.
+
+    A slot past the capacity is dropped, never clamped onto a committed one.
+    """
+    batch, window = k_BWKH.shape[:2]
+    rows = jnp.arange(batch)[:, None]
+    slots = cache.length[:, None] + jnp.arange(window)[None, :]
+    k = cache.k.at[layer, rows, :, slots].set(k_BWKH.astype(cache.k.dtype), mode="drop")
+    v = cache.v.at[layer, rows, :, slots].set(v_BWKH.astype(cache.v.dtype), mode="drop")
+    return cache.replace(k=k, v=v)
