@@ -83,10 +83,11 @@ class _Tank:
         elif isinstance(value, int):
             self.pay(1 + value.bit_length() ** 2 // 64)  # writing an integer in decimal takes quadratic time
         elif isinstance(value, Mapping):
+            self.pay(CALL_COST)
             for item in value.items():
                 self.pay_for(item)
         elif isinstance(value, (list, tuple, AbstractSet, MappingView)):
-            self.pay(1)
+            self.pay(CALL_COST)
             for item in value:
                 self.pay_for(item)
         elif isinstance(value, Namespace):
@@ -143,6 +144,10 @@ class _MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _metered(super()._parse(source, name, filename))
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuses, rather than giving an undefined value that prints as nothing."""
+        raise TemplateRefusal(f"the attribute {shown(attribute)} of a {type(obj).__name__} isn't allowed")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An operator between two values, its result paid for beforehand."""
