@@ -3,6 +3,7 @@
 #
 #   tools/bootstrap.sh           .venv: the hash-pinned packages, the default model, the project itself (editable)
 #   tools/bootstrap.sh oracle    .venv-oracle: torch and transformers, for `pytest -m oracle` alone
+#   tools/bootstrap.sh python    print the Python that the project's environment would be made with
 #
 # A run that finds its stamp ends at once. The stamp holds what the environment was made from, whole: another lock file,
 # another place of the clone or an install that was interrupted makes it anew. MTPJAX_PYTHON=/path/to/python overrides
@@ -110,10 +111,15 @@ oracles() { echo "$root"; cat requirements/oracle.txt; }
 current() { [ -x "$venv/bin/python" ] && "$1" | cmp -s - "$venv/stamp-$1"; }
 project_current() { cmp -s pyproject.toml "$venv/stamp-project"; }
 
-# fresh OLDEST: an empty environment at $venv.
-fresh() {
+# need_python OLDEST: sets $python, or ends.
+need_python() {
     python=$(find_python "$1") || code=2 fail "no usable Python: this needs CPython $1 to 3.14 with venv and pip;" \
         "install one (or uv, or pyenv), or name it: MTPJAX_PYTHON=/path/to/python make ..."
+}
+
+# fresh OLDEST: an empty environment at $venv.
+fresh() {
+    need_python "$1"
     say "$("$python" -V 2>&1) at $python; making $venv"
     rm -rf "$venv"
     "$python" -I -m venv "$venv" || fail "$python could not make $venv"
@@ -150,7 +156,11 @@ oracle)
     mv "$venv/stamp-oracles.part" "$venv/stamp-oracles"
     say "$venv is ready"
     ;;
+python)
+    need_python 3.12
+    echo "$python"
+    ;;
 *)
-    code=2 fail "unknown environment '$kind': say nothing, or oracle"
+    code=2 fail "unknown environment '$kind': say nothing, oracle or python"
     ;;
 esac
