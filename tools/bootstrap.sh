@@ -77,8 +77,11 @@ pip_install() {
     (
         # sleep must not hold the terminal's pipe open when this loop is ended.
         while sleep 10 </dev/null >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
-            say "... $(grep -c '^Collecting' "$log") packages found," \
-                "$(grep -cE '^ *(Downloading|Using cached) .*\.whl \(' "$log") downloaded"
+            if grep -q '^Installing collected' "$log"; then
+                say '... unpacking'
+            else
+                say "... $(grep -cE '^(Collecting|Processing) ' "$log") fetched"
+            fi
         done
     ) &
     heartbeat=$!
