@@ -2,7 +2,6 @@
 
 import json
 import struct
-from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -15,7 +14,6 @@ from mtpjax.io.bpe import BYTES
 from mtpjax.models.config import ModelConfig
 from mtpjax.models.names import gguf_name, hf_name, is_rotary, param_shapes
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ a", "a n", "an d"]
 TEMPLATE = (
@@ -107,7 +105,8 @@ def write_tokenizer(folder, size):
     """tokenizer.json and its companions, the same vocabulary as `bpe_metadata`."""
     encoder = tokenizers.Tokenizer(
         tokenizers.models.BPE(
-            {token: i for i, token in enumerate(bpe_vocabulary(size))}, [tuple(merge.split()) for merge in MERGES]
+            {token: i for i, token in enumerate(bpe_vocabulary(size))},
+            [(left, right) for left, right in map(str.split, MERGES)],
         )
     )
     encoder.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -142,14 +141,12 @@ def tiny_config(**changes):
         "vocab_size": 272, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 44,
         "max_context": 64, "norm_eps": 1e-5,
     }  # fmt: skip
-    return ModelConfig(**(values | changes))
+    return ModelConfig.model_validate(values | changes)
 
 
-def read_stories():
+def read_stories(shared):
     """(config, flat parameters in half-split order, (token, score) pairs, reference) of the public stories260K."""
-    folder = SHARED / "data" / "stories260k"
-    if not folder.is_dir():
-        pytest.skip("the public model stories260K isn't on this machine (../shared/data/stories260k)")
+    folder = shared / "data" / "stories260k"
     data = (folder / "stories260K.bin").read_bytes()
     d, f, n_layers, n, k, v, context = struct.unpack("<7i", data[:28])
     config = ModelConfig(
@@ -172,13 +169,15 @@ def read_stories():
         (("mlp", "gate", "weight"), (f, d)), (("mlp", "down", "weight"), (d, f)), (("mlp", "up", "weight"), (f, d)),
     ):  # fmt: skip
         stacks[key] = take(n_layers, *shape)
-    flat = {("embed", "weight"): embed, ("final_norm", "scale"): take(d)}
+    flat: dict[tuple[str, ...], np.ndarray] = {("embed", "weight"): embed, ("final_norm", "scale"): take(d)}
     for key, stack in stacks.items():
         for i in range(n_layers):
             rows = stack[i]
             if is_rotary(("layer", *key)):  # the file's order is interleaved; undone here by an independent spelling
                 head = config.head_dim
-                order = [h * head + 2 * j + s for h in range(len(rows) // head) for s in (0, 1) for j in range(head // 2)]
+                order = [
+                    h * head + 2 * j + s for h in range(len(rows) // head) for s in (0, 1) for j in range(head // 2)
+                ]
                 rows = rows[order]
             flat[f"layers_{i}", *key] = rows
     reference = json.loads((folder / "greedy_reference.json").read_text())
@@ -212,8 +211,13 @@ def spm_metadata(pairs):
 
 
 @pytest.fixture(scope="session")
+def stories(shared):
+    return read_stories(shared)
+
+
+@pytest.fixture(scope="session")
 def make():
     return SimpleNamespace(
         gguf=write_gguf, hf=write_hf, hf_config=hf_config, tokenizer=write_tokenizer, config=tiny_config,
-        flat=flat_random, spm_metadata=spm_metadata, stories=read_stories, shared=SHARED,
+        flat=flat_random, spm_metadata=spm_metadata,
     )  # fmt: skip

@@ -158,7 +158,9 @@ def test_gguf_refusals(changes, words):
 
 
 def test_neutral_values_are_no_settings():
-    assert llama(expert_count=0, attention__sliding_window=0, logit_scale=0.0, tensor_data_layout="Meta AI original pth")
+    assert llama(
+        expert_count=0, attention__sliding_window=0, logit_scale=0.0, tensor_data_layout="Meta AI original pth"
+    )
     assert hf(num_local_experts=1, partial_rotary_factor=1.0, sliding_window=None, hidden_act="silu", auto_map={})
     assert hf(architectures=["Qwen2ForCausalLM"], num_key_value_heads=2, sliding_window=16, use_sliding_window=False)
     assert hf(layer_types=["full_attention"] * 2, quantization_config=None, attention_multiplier=None)
@@ -199,18 +201,31 @@ def test_neutral_values_are_no_settings():
         ({"logits_scaling": 8.0}, "logits_scaling"),
         ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised checkpoints .quant_method 'fp8'. can't be read yet"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types"),
-        ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2, "sliding_window": 64}, "sliding_window is 64"),
-        ({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192, "num_key_value_heads": 2}, "sliding_w"),
         (
-            {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "sliding_window": 64,
-             "use_sliding_window": True},
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantised checkpoints .quant_method 'fp8'. can't be read yet",
+        ),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        (
+            {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2, "sliding_window": 64},
+            "sliding_window is 64",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192, "num_key_value_heads": 2},
+            "sliding_w",
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "num_key_value_heads": 2,
+                "sliding_window": 64,
+                "use_sliding_window": True,
+            },
             "sliding_window is 64",
         ),
         ({"tie_word_embeddings": 1}, "expected true or false"),
     ],
-)  # fmt: skip
+)
 def test_hugging_face_refusals(changes, words):
     with pytest.raises(UserError, match=words) as error:
         hf(**changes)

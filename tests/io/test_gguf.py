@@ -92,13 +92,25 @@ def test_rope_freqs_of_a_file(make, tmp_path):
     ("change", "words"),
     [
         (lambda flat: flat.pop(("layers_1", "mlp", "up", "weight")), "tensor 'blk.1.ffn_up.weight' is missing"),
-        (lambda flat: flat.update({("final_norm", "scale"): np.ones(31, np.float32)}), r"shape \(31,\), the config implies \(32,\)"),
-        (lambda flat: flat.update({("layers_1", "attn", "o", "bias"): np.ones(32, np.float32)}), "'blk.1.attn_output.bias' belongs to no part"),
-        (lambda flat: flat.update({("layers_2", "attn_norm", "scale"): np.ones(32, np.float32)}), "'blk.2.attn_norm.weight' belongs to no part"),
-        (lambda flat: flat.update({("final_norm", "scale"): np.full(32, np.nan, np.float32)}), "'output_norm.weight' holds NaN or infinity"),
+        (
+            lambda flat: flat.update({("final_norm", "scale"): np.ones(31, np.float32)}),
+            r"shape \(31,\), the config implies \(32,\)",
+        ),
+        (
+            lambda flat: flat.update({("layers_1", "attn", "o", "bias"): np.ones(32, np.float32)}),
+            "'blk.1.attn_output.bias' belongs to no part",
+        ),
+        (
+            lambda flat: flat.update({("layers_2", "attn_norm", "scale"): np.ones(32, np.float32)}),
+            "'blk.2.attn_norm.weight' belongs to no part",
+        ),
+        (
+            lambda flat: flat.update({("final_norm", "scale"): np.full(32, np.nan, np.float32)}),
+            "'output_norm.weight' holds NaN or infinity",
+        ),
         (lambda flat: flat.update({("final_norm", "scale"): np.full(32, np.inf, np.float32)}), "holds NaN or infinity"),
     ],
-)  # fmt: skip
+)
 def test_tensors_that_do_not_fit(make, tmp_path, change, words):
     config = make.config()
     flat = make.flat(config)
@@ -140,11 +152,20 @@ BAD = {
     "pairs": (header(pairs=HUGE), "18446744073709551615 metadata keys announced, 0 bytes left"),
     "tensors": (header(tensors=2**60), "tensors announced"),
     "key length": (header(pairs=1, rest=u64(HUGE) + bytes(8)), "bytes of text announced"),
-    "list length": (header(pairs=1, rest=text(b"k") + struct.pack("<II", 9, 4) + u64(2**61)), "numbers in 'k' announced"),
+    "list length": (
+        header(pairs=1, rest=text(b"k") + struct.pack("<II", 9, 4) + u64(2**61)),
+        "numbers in 'k' announced",
+    ),
     "text list": (header(pairs=1, rest=text(b"k") + struct.pack("<II", 9, 8) + u64(2**61)), "strings in 'k' announced"),
     "lists": (header(pairs=1, rest=text(b"k") + struct.pack("<II", 9, 9) + u64(2**61)), "lists in 'k' announced"),
-    "nesting": (header(pairs=1, rest=text(b"k") + struct.pack("<I", 9) + nested(9) + bytes(99)), "too deeply nested type 9"),
-    "type": (header(pairs=1, rest=text(b"k") + struct.pack("<I", 77) + bytes(8)), "unknown or too deeply nested type 77"),
+    "nesting": (
+        header(pairs=1, rest=text(b"k") + struct.pack("<I", 9) + nested(9) + bytes(99)),
+        "too deeply nested type 9",
+    ),
+    "type": (
+        header(pairs=1, rest=text(b"k") + struct.pack("<I", 77) + bytes(8)),
+        "unknown or too deeply nested type 77",
+    ),
     "UTF-8": (header(pairs=1, rest=text(b"\xff") + bytes(12)), "isn't UTF-8"),
     "twice": (header(pairs=2, rest=(text(b"k") + struct.pack("<I", 7) + b"\1") * 2), "'k' occurs twice"),
     "dimensions": (header(1, rest=tensor(dims=(1,) * 5) + bytes(99)), "5 dimensions, expected 1 to 4"),
@@ -157,9 +178,12 @@ BAD = {
     "unaligned": (header(1, rest=tensor(offset=4) + bytes(99)), "not a multiple of the alignment 32"),
     "tensor twice": (header(2, rest=tensor() * 2 + bytes(199)), "occurs twice"),
     "overlap": (header(2, rest=tensor() + tensor(b"u") + bytes(199)), "'t' and 'u' overlap"),
-    "alignment": (header(pairs=1, rest=text(b"general.alignment") + struct.pack("<II", 4, 33)), "expected a power of two"),
+    "alignment": (
+        header(pairs=1, rest=text(b"general.alignment") + struct.pack("<II", 4, 33)),
+        "expected a power of two",
+    ),
     "split": (header(pairs=1, rest=text(b"split.count") + struct.pack("<IH", 2, 3)), "one part of a split model"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

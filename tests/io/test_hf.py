@@ -122,7 +122,8 @@ def test_shards_and_index_must_agree(folder):
 
 
 @pytest.mark.parametrize(
-    "file", ["../x.safetensors", "/etc/x.safetensors", "a\\x.safetensors", "C:x.safetensors", "x.bin", 7, "\0.safetensors"]
+    "file",
+    ["../x.safetensors", "/etc/x.safetensors", "a\\x.safetensors", "C:x.safetensors", "x.bin", 7, "\0.safetensors"],
 )
 def test_an_index_cannot_point_outside(folder, file):
     edit(folder / INDEX, lambda v: v["weight_map"].update({NORM: file}))
@@ -132,7 +133,7 @@ def test_an_index_cannot_point_outside(folder, file):
 def test_a_tensor_in_two_shards(folder):
     weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
     other = next(file for file in sorted(set(weight_map.values())) if file != weight_map[NORM])
-    tensors = {name: array for name, array in read_all(folder / other).items()} | {NORM: np.ones(32, np.float32)}
+    tensors = read_all(folder / other) | {NORM: np.ones(32, np.float32)}
     save_file(tensors, folder / other)
     refused(folder, f"tensor '{NORM}' is in '{other}' as well as in")
 

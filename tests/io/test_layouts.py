@@ -1,5 +1,7 @@
 """One tree of parameters, written in every layout of rotary rows, loads as the same model."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -23,7 +25,8 @@ def assert_equal_params(params, flat):
 
 
 def logits(params, config, ids):
-    return Transformer(config).apply({"params": params}, jnp.asarray(ids)).logits
+    output: Any = Transformer(config).apply({"params": params}, jnp.asarray(ids))
+    return output.logits
 
 
 def layouts(make, tmp_path, config, flat, **gguf):
@@ -77,7 +80,7 @@ def test_the_order_of_rows_matters_to_the_logits(make):
             node = tree
             for key in path[:-1]:
                 node = node.setdefault(key, {})
-            node[path[-1]] = array
+            node[path[-1]] = jnp.array(array)
         return tree
 
     ids = np.arange(12)[None]
@@ -96,9 +99,9 @@ def test_dtypes_and_shards(make, tmp_path, dtype):
         assert lm.config == config
 
 
-def test_stories_in_three_layouts(make, tmp_path):
+def test_stories_in_three_layouts(make, stories, tmp_path):
     """The public 260K model: equal parameters, equal logits, and the reference's own greedy continuation."""
-    config, flat, vocabulary, reference = make.stories()
+    config, flat, vocabulary, reference = stories
     vocab = make.spm_metadata(vocabulary)
     ids = np.array([[reference["bos"], *reference["greedy_ids"]]])[:, : config.max_context]
     results = []
