@@ -8,7 +8,7 @@ that is kept (another dtype, quantised, on a device). So at most one tensor exis
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,7 @@ type Store = Callable[[Path, np.ndarray], Any]
 RECOMPUTED: Final = re.compile(r"rope_freqs\.weight|.*\.(rotary_emb\.inv_freq|attn_rot_embd|masked_bias)")
 
 
+@runtime_checkable
 class TensorSource(Protocol):
     """An open model file or folder of files."""
 

@@ -123,7 +123,7 @@ def _gguf_bpe(fields: Fields, rule: str, tokens: list[str], types: list[int]) ->
     vocab |= {symbol: size + i for i, symbol in enumerate(symbol for symbol in BYTES if symbol not in vocab)}
     try:
         encoder = hf.Tokenizer(hf.models.BPE(vocab, pairs, ignore_merges=PRE_TOKENIZERS[rule] is _LLAMA3))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+    except Exception as error:
         raise UserError(f"{fields.source}: tokenizer.ggml.merges can't be used ({shown(str(error))})") from None
     cuts: list[Any] = [pre.Split(hf.Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[rule]]
     encoder.pre_tokenizer = pre.Sequence([*cuts, pre.ByteLevel(add_prefix_space=False, use_regex=False)])  # type: ignore

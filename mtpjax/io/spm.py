@@ -63,7 +63,7 @@ def merge(text: str, scores: Mapping[str, float]) -> list[str]:
     heap: list[tuple[float, int, int, int]] = []
 
     def offer(left: int, right: int) -> None:
-        if 0 <= left and right < n and (score := scores.get(joined := symbols[left] + symbols[right])) is not None:
+        if left >= 0 and right < n and (score := scores.get(joined := symbols[left] + symbols[right])) is not None:
             heapq.heappush(heap, (-score, left, right, len(joined)))
 
     for i in range(n - 1):
