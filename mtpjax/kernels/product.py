@@ -14,11 +14,12 @@ registers belongs behind this same function.
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Float
 
 FEW_ROWS = 16
 
 
-def product(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
+def product(x_RK: Float[Array, "R K"], w_FK: Float[Array, "F K"], out_dtype: jnp.dtype) -> Float[Array, "R F"]:
     """Rows times a weight stored [out, in]: ``x @ w.T`` accumulated in f32.
 
     Args:
@@ -58,14 +59,22 @@ def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
     return y_RF.astype(out_dtype)
 
 
-def dequantize_block(q_FK: Array, scale: Array, block: tuple[int, int], dtype: jnp.dtype) -> Array:
+def dequantize_block(
+    q_FK: Float[Array, "F K"], scale: Float[Array, "f k"], block: tuple[int, int], dtype: jnp.dtype
+) -> Float[Array, "F K"]:
     """``q * scale`` with one f32 scale per block: q [F, K], scale [ceil(F/b0), ceil(K/b1)] -> [F, K] in `dtype`."""
     rows, cols = q_FK.shape
     full = jnp.repeat(jnp.repeat(scale, block[0], axis=0)[:rows], block[1], axis=1)[:, :cols]
     return (q_FK.astype(jnp.float32) * full).astype(dtype)
 
 
-def product_block(x_RK: Array, q_FK: Array, scale: Array, block: tuple[int, int], out_dtype: jnp.dtype) -> Array:
+def product_block(
+    x_RK: Float[Array, "R K"],
+    q_FK: Float[Array, "F K"],
+    scale: Float[Array, "f k"],
+    block: tuple[int, int],
+    out_dtype: jnp.dtype,
+) -> Float[Array, "R F"]:
     """`product` with a block-scaled FP8 weight: dequantise to the dtype of `x_RK`, then multiply (W8A16)."""
     x_RK, q_FK, scale = lax.optimization_barrier((x_RK, q_FK, scale))
     return product(x_RK, dequantize_block(q_FK, scale, block, x_RK.dtype), out_dtype)

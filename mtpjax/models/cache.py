@@ -13,8 +13,7 @@ from jax import Array
 from mtpjax.kernels.attention import BLOCK
 
 
-@struct.dataclass
-class KVCache:
+class KVCache(struct.PyTreeNode):
     """Keys and values [L, B, K, S, H] and the committed length of each row, int32 [B]."""
 
     k: Array

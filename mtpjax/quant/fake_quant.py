@@ -77,6 +77,6 @@ def fake_quant_params(params: Any, is_quantised: Callable[[tuple[str, ...]], boo
     def convert(path: tuple[str, ...], leaf: Any) -> Any:
         if isinstance(leaf, QTensor):
             raise UserError(f"parameter {'.'.join(path)!r} is already FP8: training needs float32 master weights")
-        return fake_quant(leaf, BLOCK) if is_quantised(path) else leaf
+        return fake_quant(jnp.asarray(leaf), BLOCK) if is_quantised(path) else leaf
 
     return map_leaves(convert, params)

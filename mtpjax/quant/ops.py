@@ -16,7 +16,7 @@ Weight = Array | QTensor
 
 
 def project(x: Array, *weights: Weight) -> tuple[Array, ...]:
-    """x [..., K] times each weight [F_i, K]: a tuple of [..., F_i] in the dtype of x.
+    """X [..., K] times each weight [F_i, K]: a tuple of [..., F_i] in the dtype of x.
 
     Several weights at once (query, key and value; gate and up) are one call, so that a fused path may read x once.
     """
@@ -55,5 +55,5 @@ def _apply(x: Array, weight: Weight, out_dtype: jnp.dtype) -> Array:
 
 
 def add_bias(y: Array, bias: Array | None) -> Array:
-    """y + bias, or y itself where the model has none."""
-    return y if bias is None else y + bias.astype(y.dtype)
+    """Y + bias, or y itself where the model has none."""
+    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)

@@ -12,8 +12,7 @@ from mtpjax.decoding.sampling import Law
 State = Any
 
 
-@struct.dataclass
-class Proposal:
+class Proposal(struct.PyTreeNode):
     """What a drafter proposes for one verify window.
 
     Attributes:
@@ -31,8 +30,7 @@ class Proposal:
     parents: tuple[int, ...] = struct.field(pytree_node=False)
 
 
-@struct.dataclass
-class Committed:
+class Committed(struct.PyTreeNode):
     """Tokens that a step committed: int32 [B, W], of which the first `count` [B] are real."""
 
     tokens: Array

@@ -9,8 +9,7 @@ from jax import Array
 from mtpjax.decoding.drafters.base import Proposal
 
 
-@struct.dataclass
-class Verdict:
+class Verdict(struct.PyTreeNode):
     """What a rule decided for each row.
 
     Attributes:
