@@ -69,7 +69,8 @@ def _hf_pieces(
     """(bytes of every id, whether a first space is the encoder's), by the decoder that tokenizer.json describes."""
     decoder = described.get("decoder")
     steps = decoder.get("decoders") if isinstance(decoder, dict) and decoder.get("type") == "Sequence" else [decoder]
-    kinds = [step.get("type") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    steps = [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    kinds = [step.get("type") for step in steps]
     size = max(vocab.values(), default=-1) + 1
     if not 0 < size <= 2 * len(vocab) + 1024:
         raise UserError(f"{source}: the largest id is {size - 1}, but there are only {len(vocab)} tokens")
@@ -85,7 +86,14 @@ def _hf_pieces(
     literal = [i in added for i in range(size)]
     if not sentencepiece:
         return byte_level(ordered, literal), False
-    return _sentencepiece(ordered, literal), bool({"Strip", "Metaspace"} & set(kinds))
+    return _sentencepiece(ordered, literal), any(map(_takes_space_away, steps))
+
+
+def _takes_space_away(step: Mapping[str, Any]) -> bool:
+    """Whether a step of the decoder drops the space in front of a text."""
+    if step.get("type") == "Metaspace":
+        return step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True) is not False
+    return step.get("type") == "Strip" and step.get("content") == " " and step.get("start") == 1
 
 
 def _sentencepiece(tokens: list[str], literal: list[bool]) -> tuple[bytes, ...]:

@@ -291,6 +291,18 @@ def test_sentencepiece_decoder(folder):
     assert tokenizer.stop_ids[:1] == (2,)  # generation_config.json goes first
 
 
+@pytest.mark.parametrize(("scheme", "text"), [("always", "a a"), ("never", " a a")])
+def test_metaspace_decoder(folder, scheme, text):
+    vocab = {"▁a": 0, "▁": 1, "a": 2}
+    encoder = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("▁", "a")]))
+    encoder.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    encoder.decoder = tokenizers.decoders.Metaspace(prepend_scheme=scheme)
+    (folder / "tokenizer.json").write_text(encoder.to_str(), "utf-8")
+    tokenizer = tokenizer_from_hf(folder, {})
+    assert tokenizer.encode(text) == [0, 0]
+    assert tokenizer.decode([0, 0]) == text == encoder.decode([0, 0])
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
