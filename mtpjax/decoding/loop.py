@@ -29,6 +29,7 @@ from mtpjax.decoding.sampling import Law, probabilities, step_keys
 from mtpjax.decoding.target import Cache, Params, Target
 from mtpjax.decoding.verify.base import Rule, Verdict
 from mtpjax.decoding.verify.greedy import verify_choice
+from mtpjax.records import Leaf
 
 RUNNING, STOPPED, FULL = range(3)
 
@@ -45,12 +46,12 @@ class Counters(struct.PyTreeNode):
         accepted_at: int32 [B, depth], how often each place was accepted.
     """
 
-    passes: Array
-    emitted: Array
-    drafts: Array
-    drafted: Array
-    proposed_at: Array
-    accepted_at: Array
+    passes: Leaf
+    emitted: Leaf
+    drafts: Leaf
+    drafted: Leaf
+    proposed_at: Leaf
+    accepted_at: Leaf
 
 
 class DecodeState(struct.PyTreeNode):
@@ -71,17 +72,17 @@ class DecodeState(struct.PyTreeNode):
         counters: acceptance counters; None before `begin`.
     """
 
-    tokens: Array
-    length: Array
-    prompt_length: Array
-    limit: Array
-    status: Array
-    drafted: Array
+    tokens: Leaf
+    length: Leaf
+    prompt_length: Leaf
+    limit: Leaf
+    status: Leaf
+    drafted: Leaf
     cache: Cache
     drafter: State
     law: Law
-    stop_ids: Array
-    key: Array
+    stop_ids: Leaf
+    key: Leaf
     counters: Counters | None
 
 

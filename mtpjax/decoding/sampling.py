@@ -17,6 +17,8 @@ from flax import struct
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from mtpjax.records import Leaf
+
 GREEDY_BELOW = 1e-5
 
 # Tags that keep the random streams of one step apart.
@@ -33,10 +35,10 @@ class Law(struct.PyTreeNode):
         min_p: f32 in [0, 1]; keep tokens with at least this share of the largest probability; 0 is off.
     """
 
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    min_p: Array
+    temperature: Leaf
+    top_k: Leaf
+    top_p: Leaf
+    min_p: Leaf
 
     @property
     def greedy(self) -> Array:

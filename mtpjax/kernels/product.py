@@ -14,12 +14,13 @@ registers belongs behind this same function.
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 FEW_ROWS = 16
 
 
-def product(x_RK: Float[Array, "R K"], w_FK: Float[Array, "F K"], out_dtype: jnp.dtype) -> Float[Array, "R F"]:
+def product(x_RK: Float[Array, "R K"], w_FK: Float[Array, "F K"], out_dtype: DTypeLike) -> Float[Array, "R F"]:
     """Rows times a weight stored [out, in]: ``x @ w.T`` accumulated in f32.
 
     Args:
@@ -41,7 +42,7 @@ def product(x_RK: Float[Array, "R K"], w_FK: Float[Array, "F K"], out_dtype: jnp
     )
 
 
-def _dot(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
+def _dot(x_RK: Array, w_FK: Array, out_dtype: DTypeLike) -> Array:
     # Without HIGHEST, an f32 product would run in TF32 on GPU and in bf16 on TPU.
     precision = lax.Precision.HIGHEST if x_RK.dtype == jnp.float32 else None
     y_RF = lax.dot_general(
@@ -50,7 +51,7 @@ def _dot(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
     return y_RF.astype(out_dtype)
 
 
-def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
+def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: DTypeLike) -> Array:
     f32 = jnp.float32
     if x_RK.shape[0] == 1:
         y_RF = jnp.sum(w_FK.astype(f32) * x_RK.astype(f32), axis=1)[None, :]
@@ -60,7 +61,7 @@ def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
 
 
 def dequantize_block(
-    q_FK: Float[Array, "F K"], scale: Float[Array, "f k"], block: tuple[int, int], dtype: jnp.dtype
+    q_FK: Float[Array, "F K"], scale: Float[Array, "f k"], block: tuple[int, int], dtype: DTypeLike
 ) -> Float[Array, "F K"]:
     """``q * scale`` with one f32 scale per block: q [F, K], scale [ceil(F/b0), ceil(K/b1)] -> [F, K] in `dtype`."""
     rows, cols = q_FK.shape
@@ -73,7 +74,7 @@ def product_block(
     q_FK: Float[Array, "F K"],
     scale: Float[Array, "f k"],
     block: tuple[int, int],
-    out_dtype: jnp.dtype,
+    out_dtype: DTypeLike,
 ) -> Float[Array, "R F"]:
     """`product` with a block-scaled FP8 weight: dequantise to the dtype of `x_RK`, then multiply (W8A16)."""
     x_RK, q_FK, scale = lax.optimization_barrier((x_RK, q_FK, scale))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Int
 
 from mtpjax.models import cache as kv
@@ -161,7 +162,7 @@ class Transformer(nn.Module):
         out = table if c.tie_embeddings else Weight((c.vocab_size, c.d_model), name="head")()[0]
         return Output(ops.head(x, out), tuple(states[i] for i in features), cache)
 
-    def init_cache(self, batch: int, capacity: int, dtype: jnp.dtype | None = None) -> kv.KVCache:
+    def init_cache(self, batch: int, capacity: int, dtype: DTypeLike | None = None) -> kv.KVCache:
         """An empty cache for `batch` rows of at least `capacity` slots, in the compute dtype unless one is given."""
         c = self.config
         return kv.init_cache(c.n_layers, batch, c.n_kv_heads, capacity, c.head_dim, dtype or self.dtype)

@@ -5,6 +5,7 @@ Each hands raw arrays to `mtpjax.kernels`, where the reference and the fast path
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from mtpjax.kernels.attention import attention, attention_window
 from mtpjax.kernels.product import product, product_block, silu_gate
@@ -32,7 +33,7 @@ def mlp(x: Array, weights: tuple[Weight, Weight, Weight], biases: tuple[Array | 
     return add_bias(_apply(silu_gate(gate, up), weights[2], x.dtype), biases[2])
 
 
-def embed(ids: Array, weight: Weight, dtype: jnp.dtype) -> Array:
+def embed(ids: Array, weight: Weight, dtype: DTypeLike) -> Array:
     """Rows of the embedding [V, D] for int ids [...]: [..., D] in `dtype`."""
     if isinstance(weight, QTensor):
         return take(weight, ids, dtype)
@@ -41,10 +42,10 @@ def embed(ids: Array, weight: Weight, dtype: jnp.dtype) -> Array:
 
 def head(x: Array, weight: Weight) -> Array:
     """Logits [..., V] in f32 from hidden states [..., D] and the output embedding [V, D]."""
-    return _apply(x, weight, jnp.dtype(jnp.float32))
+    return _apply(x, weight, jnp.float32)
 
 
-def _apply(x: Array, weight: Weight, out_dtype: jnp.dtype) -> Array:
+def _apply(x: Array, weight: Weight, out_dtype: DTypeLike) -> Array:
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(weight, QTensor):
         weight = frozen(weight)

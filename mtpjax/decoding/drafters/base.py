@@ -8,6 +8,7 @@ from flax import struct
 from jax import Array
 
 from mtpjax.decoding.sampling import Law
+from mtpjax.records import Leaf
 
 State = Any
 
@@ -24,17 +25,17 @@ class Proposal(struct.PyTreeNode):
             (0, 1, 2, ...).
     """
 
-    tokens: Array
-    q: Array | None
-    count: Array
+    tokens: Leaf
+    q: Leaf | None
+    count: Leaf
     parents: tuple[int, ...] = struct.field(pytree_node=False)
 
 
 class Committed(struct.PyTreeNode):
     """Tokens that a step committed: int32 [B, W], of which the first `count` [B] are real."""
 
-    tokens: Array
-    count: Array
+    tokens: Leaf
+    count: Leaf
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,14 @@ from jaxtyping import Int
 
 from mtpjax.decoding.drafters.base import Committed, Drafter, Proposal, chain
 from mtpjax.decoding.sampling import Law
+from mtpjax.records import Leaf
 
 
 class History(struct.PyTreeNode):
     """Prompt and output: int32 [B, S], of which the first `length` [B] are real."""
 
-    tokens: Array
-    length: Array
+    tokens: Leaf
+    length: Leaf
 
 
 @lru_cache(maxsize=64)

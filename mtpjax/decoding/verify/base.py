@@ -7,6 +7,7 @@ from flax import struct
 from jax import Array
 
 from mtpjax.decoding.drafters.base import Proposal
+from mtpjax.records import Leaf
 
 
 class Verdict(struct.PyTreeNode):
@@ -18,9 +19,9 @@ class Verdict(struct.PyTreeNode):
         next_token: int32 [B], the token the target adds behind them.
     """
 
-    accepted: Array
-    path: Array
-    next_token: Array
+    accepted: Leaf
+    path: Leaf
+    next_token: Leaf
 
 
 @dataclass(frozen=True)
