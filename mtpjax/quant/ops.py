@@ -36,7 +36,7 @@ def mlp(x: Array, weights: tuple[Weight, Weight, Weight], biases: tuple[Array | 
 def embed(ids: Array, weight: Weight, dtype: DTypeLike) -> Array:
     """Rows of the embedding [V, D] for int ids [...]: [..., D] in `dtype`."""
     if isinstance(weight, QTensor):
-        return take(weight, ids, dtype)
+        return jnp.asarray(take(weight, ids, dtype))
     return jnp.take(weight, ids, axis=0).astype(dtype)
 
 

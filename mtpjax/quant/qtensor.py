@@ -48,8 +48,7 @@ RECIPROCAL_MAX = np.float32(1 / E4M3FN.max)
 TINY_AMAX = np.float32(2.0**-91)
 
 
-@flax.struct.dataclass
-class QTensor:
+class QTensor(flax.struct.PyTreeNode):
     """A quantised matrix, w ≈ q · scale.
 
     q:      float8_e4m3fn [out, in]
@@ -125,7 +124,7 @@ def quantize(w: ArrayLike, block: tuple[int, int] = BLOCK, name: str = "") -> QT
     """
     _check(w, block, name)
     if namespace(w) is jnp:
-        qt = _quantize_jax(w, block)
+        qt = _quantize_jax(jnp.asarray(w), block)
         if not isinstance(w, jax.core.Tracer) and not bool(jnp.isfinite(qt.scale).all()):
             raise _not_finite(name)
         return qt
