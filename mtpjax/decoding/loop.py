@@ -1,7 +1,7 @@
 """The way of a token: prefill -> loop { draft -> verify -> commit }, compiled whole.
 
-Two jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks and commits the first
-token; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode` may run to the end or for a few steps, so
+Jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks and commits the first
+token; `begin` gives the drafter its state; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode` may run to the end or for a few steps, so
 streaming is the same loop. Every stage is a pure function that can be called alone, outside jit.
 
 State between steps: a row has emitted tokens up to `length`; all but the last are in the cache, so
@@ -65,11 +65,11 @@ class DecodeState:
         status: int32 [B], `RUNNING`, `STOPPED` (a stop id) or `FULL` (the limit).
         drafted: bool [B, S], which tokens are accepted drafts; the others are the target's own.
         cache: the target's cache; committed length is ``length - 1`` after prefill.
-        drafter: the drafter's own state; None before prefill.
+        drafter: the drafter's own state; None before `begin`.
         law: sampling settings [B].
         stop_ids: int32 [n], padded with -1.
         key: typed PRNG keys [B].
-        counters: acceptance counters.
+        counters: acceptance counters; None before `begin`.
     """
 
     tokens: Array
@@ -83,18 +83,26 @@ class DecodeState:
     law: Law
     stop_ids: Array
     key: Array
-    counters: Counters
+    counters: Counters | None
 
 
 def init_state(
-    target: Target, depth: int, tokens_BS: Array, prompt_length_B: Array, limit_B: Array, law: Law, stop_ids, seed_B
+    target: Target,
+    tokens_BS: Array,
+    prompt_length_B: Array,
+    limit_B: Array,
+    law: Law,
+    stop_ids: Array,
+    seed_B: Array,
 ) -> DecodeState:
-    """The state before prefill, from prompts in `tokens` int32 [B, S] (padded with anything)."""
+    """The state before prefill, from prompts in `tokens` int32 [B, S] (padded with anything).
+
+    No two leaves share a buffer, since the loops are given the state to overwrite.
+    """
     B, S = tokens_BS.shape
-    zero, places = jnp.zeros(B, jnp.int32), jnp.zeros((B, depth), jnp.int32)
     return DecodeState(
         tokens=tokens_BS,
-        length=prompt_length_B,
+        length=jnp.array(prompt_length_B, copy=True),
         prompt_length=prompt_length_B,
         limit=limit_B,
         status=jnp.where(limit_B > prompt_length_B, RUNNING, FULL).astype(jnp.int32),
@@ -104,14 +112,12 @@ def init_state(
         law=law,
         stop_ids=stop_ids,
         key=jax.vmap(jax.random.key)(seed_B),
-        counters=Counters(zero, zero, zero, zero, places, places),
+        counters=None,
     )
 
 
-@partial(jax.jit, static_argnames=("target", "drafter", "rule", "chunk"), donate_argnames="state")
-def prefill(
-    params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule, chunk: int
-) -> DecodeState:
+@partial(jax.jit, static_argnames=("target", "rule", "chunk"), donate_argnames="state")
+def prefill(params: Params, state: DecodeState, *, target: Target, rule: Rule, chunk: int) -> DecodeState:
     """Run the prompts through the target, `chunk` tokens a pass, and commit each row's first token.
 
     The head is applied to each row's last prompt token only. S must be a multiple of `chunk`. A row shorter than the
@@ -120,8 +126,8 @@ def prefill(
     prompt = state.prompt_length
     last = prompt - 1
 
-    def run_chunk(i: Array, carry: tuple[Cache, Array, tuple[Array, ...]]):
-        cache, logits, features = carry
+    def run_chunk(i: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+        cache, logits = carry
         start = i * chunk
         ids = lax.dynamic_slice_in_dim(state.tokens, start, chunk, axis=1)
         positions = jnp.broadcast_to(start + jnp.arange(chunk)[None, :], ids.shape)
@@ -129,16 +135,26 @@ def prefill(
         cache = target.set_length(cache, jnp.full_like(prompt, start))
         new, _, cache = target.forward(params, ids, cache, positions, None, at, ())
         here = (last >= start) & (last < start + chunk)
-        return cache, jnp.where(here[:, None, None], new, logits), features
+        return cache, jnp.where(here[:, None, None], new, logits)
 
     none = jnp.zeros((prompt.shape[0], 1, target.vocab_size), jnp.float32)
     chunks = (jnp.max(prompt) + chunk - 1) // chunk
-    cache, logits, _ = lax.fori_loop(0, chunks, run_chunk, (state.cache, none, ()))
+    cache, logits = lax.fori_loop(0, chunks, run_chunk, (state.cache, none))
     state = state.replace(cache=target.set_length(cache, prompt))
     nothing = Proposal(jnp.zeros((prompt.shape[0], 0), jnp.int32), None, jnp.zeros_like(prompt), ())
     state = commit(state, nothing, verify(target, rule, state, nothing, logits))
-    state = state.replace(cache=target.set_length(state.cache, prompt))
-    return state.replace(drafter=drafter.init(params, state.tokens, state.length))
+    return state
+
+
+@partial(jax.jit, static_argnames="drafter", donate_argnames="state")
+def begin(params: Params, state: DecodeState, *, drafter: Drafter) -> DecodeState:
+    """Give the drafter its state from the prompt and the first token, and set the counters to zero."""
+
+    def zeros(*shape: int) -> Array:
+        return jnp.zeros((*state.length.shape, *shape), jnp.int32)
+
+    counters = Counters(zeros(), zeros(), zeros(), zeros(), zeros(drafter.depth), zeros(drafter.depth))
+    return state.replace(drafter=drafter.init(params, state.tokens, state.length), counters=counters)
 
 
 @partial(jax.jit, static_argnames=("target", "drafter", "rule"), donate_argnames="state")

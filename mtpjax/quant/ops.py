@@ -8,7 +8,7 @@ from jax import Array
 
 from mtpjax.kernels.attention import attention, attention_window
 from mtpjax.kernels.product import product, product_block, silu_gate
-from mtpjax.quant.qtensor import QTensor, take
+from mtpjax.quant.qtensor import QTensor, frozen, take
 
 __all__ = ["add_bias", "attention", "attention_window", "embed", "head", "mlp", "project"]
 
@@ -47,6 +47,7 @@ def head(x: Array, weight: Weight) -> Array:
 def _apply(x: Array, weight: Weight, out_dtype: jnp.dtype) -> Array:
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(weight, QTensor):
+        weight = frozen(weight)
         y = product_block(rows, weight.q, weight.scale, weight.block, out_dtype)
     else:
         y = product(rows, weight.astype(x.dtype), out_dtype)

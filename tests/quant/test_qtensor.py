@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from mtpjax.errors import UserError
 from mtpjax.quant import QTensor, dequantize, frozen, quantize, take
-from mtpjax.quant.qtensor import LARGEST_SCALE, block_scale, grid
+from mtpjax.quant.qtensor import block_scale, grid
 
 RAGGED = [(172, 64), (576, 1536), (1, 1), (129, 127), (128, 128), (3, 300), (257, 129)]
 jitted = jax.jit(quantize, static_argnums=1)
@@ -95,7 +95,6 @@ def test_extreme_magnitudes_keep_full_precision(amax):
     qt = quantize(w)
     assert same_bits(qt, jitted(w)) and within_bound(w, qt) and sqnr_db(w, dequantize(qt)) > 28
     assert np.isfinite(dequantize(qt)).all() and float(np.abs(qt.q.astype(np.float32)).max()) == 448
-    assert np.isfinite(np.float32(448) * LARGEST_SCALE)
 
 
 def test_float16_weights_lose_nothing_to_a_floor():
@@ -235,7 +234,7 @@ def test_take_equals_rows_of_the_whole(dtype):
 def test_products_differentiate_in_x_and_refuse_the_weight():
     qt, x = jitted(gaussian((6, 4))), jnp.ones((2, 4))
     by_x = jax.grad(lambda x: (x @ dequantize(qt).T).sum())(x)
-    assert by_x.dtype == jnp.float32 and jnp.allclose(by_x, dequantize(qt).sum(0))
+    assert by_x.dtype == jnp.float32 and jnp.allclose(by_x, dequantize(qt).sum(0, keepdims=True))
     for loss in (
         lambda w: (x @ dequantize(w).T).sum(),
         lambda w: take(w, jnp.array([1])).sum(),
@@ -248,7 +247,7 @@ def test_products_differentiate_in_x_and_refuse_the_weight():
 
 def test_beside_trainable_leaves_a_frozen_qtensor_gives_only_float32_gradients():
     weights = {"weight": jitted(gaussian((6, 4)))}
-    norms = {"scale": jnp.ones(4)}
+    norms = {"scale": jnp.ones((1, 4))}
 
     @jax.jit
     def loss(norms, weights):

@@ -11,6 +11,7 @@ State: the tokens so far [B, S] and their number [B]. The draft is deterministic
 """
 
 from functools import lru_cache
+from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
@@ -36,7 +37,12 @@ def ngram(depth: int = 3, longest: int = 4, shortest: int = 1) -> Drafter:
         tokens, count = lookup(state.tokens, state.length, depth, longest, shortest)
         return Proposal(tokens=tokens, q=None, count=count, parents=chain(depth))
 
-    return Drafter("ngram", lambda params, tokens, length: History(tokens, length), propose, _append, depth)
+    return Drafter("ngram", _remember, propose, _append, depth)
+
+
+def _remember(params: Any, tokens_BS: Array, length_B: Array) -> History:
+    # Copies, since the loop is given its state to overwrite and the same buffer can't be given twice.
+    return History(jnp.array(tokens_BS, copy=True), jnp.array(length_B, copy=True))
 
 
 def _append(state: History, committed: Committed, features: tuple[Array, ...]) -> History:

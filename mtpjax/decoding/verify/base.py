@@ -32,8 +32,10 @@ class Rule:
         name: its key in `RULES`.
         verify: ``(p_BWV, proposal, key_B) -> Verdict``, on processed laws only.
         lossless: whether what it commits has the target's own law.
+        samples: whether it serves rows with a temperature; if not, it is lossless for greedy rows only.
     """
 
     name: str
     verify: Callable[[Array, Proposal, Array], Verdict]
     lossless: bool
+    samples: bool

@@ -49,4 +49,4 @@ def _draft_law(proposal: Proposal, place_B: Array, vocab: int) -> Array:
     return (token == jnp.arange(vocab)[None, :]).astype(jnp.float32)
 
 
-REJECTION = Rule("rejection", verify, lossless=True)
+REJECTION = Rule("rejection", verify, lossless=True, samples=True)
