@@ -132,15 +132,7 @@ def rounds(
     """
     with CompileClock() as clock:
         start, compiled = time.perf_counter(), clock.seconds
-        state = loop.init_state(
-            target,
-            jnp.asarray(request.tokens),
-            jnp.asarray(request.prompt_length),
-            jnp.asarray(request.limit),
-            request.law,
-            jnp.asarray(request.stop_ids),
-            jnp.asarray(request.seed),
-        )
+        state = start_state(target, request)
         state = loop.prefill(params, state, target=target, rule=request.rule, chunk=request.chunk)
         jax.block_until_ready(state.length)
         prefill_s = time.perf_counter() - start - (clock.seconds - compiled)
@@ -155,6 +147,19 @@ def rounds(
             jax.block_until_ready(state.length)
             decode_s += time.perf_counter() - start - (clock.seconds - compiled)
             yield state, _stats(request, params, state, clock.seconds, prefill_s, decode_s)
+
+
+def start_state(target: Target, request: Request) -> DecodeState:
+    """The state that `prefill` takes: the request's arrays on the device, and an empty cache."""
+    return loop.init_state(
+        target,
+        jnp.asarray(request.tokens),
+        jnp.asarray(request.prompt_length),
+        jnp.asarray(request.limit),
+        request.law,
+        jnp.asarray(request.stop_ids),
+        jnp.asarray(request.seed),
+    )
 
 
 def run(target: Target, params: Params, request: Request) -> tuple[DecodeState, Stats]:

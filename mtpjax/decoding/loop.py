@@ -1,4 +1,4 @@
-"""The way of a token: prefill -> loop { draft -> verify -> commit }, compiled whole.
+"""The way of a token: prefill -> loop { draft -> score -> verify -> commit -> settle }, compiled whole.
 
 Jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks and commits the first
 token; `begin` gives the drafter its state; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode`
@@ -175,19 +175,13 @@ def decode(
 
 
 def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule) -> DecodeState:
-    """One round of draft, verify and commit for all rows."""
+    """One round of all stages for all rows."""
     proposal = draft(state, drafter)
     logits, features, cache = score(params, state, proposal, target, drafter.features)
     verdict = verify(target, rule, state, proposal, logits)
     before = state.length
     state = commit(state.replace(cache=cache), proposal, verdict, count=True)
-    emitted = state.length - before
-    places = before[:, None] + jnp.arange(drafter.depth + 1)[None, :]
-    window = jnp.take_along_axis(state.tokens, jnp.minimum(places, state.tokens.shape[1] - 1), axis=1)
-    return state.replace(
-        cache=target.set_length(state.cache, state.length - 1),
-        drafter=drafter.update(state.drafter, Committed(window, emitted), features),
-    )
+    return settle(state, before, features, target, drafter)
 
 
 def draft(state: DecodeState, drafter: Drafter) -> Proposal:
@@ -221,7 +215,7 @@ def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, l
 def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool = False) -> DecodeState:
     """Append the accepted tokens and the target's own, up to a stop id or the limit; `count` them if asked.
 
-    Finished rows emit nothing. The cache is left as it is: the caller moves its committed length.
+    Finished rows emit nothing. The cache is left as it is: `settle` moves its committed length.
     """
     B, depth = proposal.tokens.shape
     offset = jnp.arange(depth + 1)[None, :]
@@ -246,6 +240,21 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool
         drafted=drafted,
         length=length,
         status=jnp.where(was_running, status, state.status),
+    )
+
+
+def settle(
+    state: DecodeState, before_B: Array, features: tuple[Array, ...], target: Target, drafter: Drafter
+) -> DecodeState:
+    """After a commit: the cache keeps what was committed, and the drafter hears of it.
+
+    `before` int32 [B] is each row's length before the commit, `features` what `score` returned beside the logits.
+    """
+    places = before_B[:, None] + jnp.arange(drafter.depth + 1)[None, :]
+    window = jnp.take_along_axis(state.tokens, jnp.minimum(places, state.tokens.shape[1] - 1), axis=1)
+    return state.replace(
+        cache=target.set_length(state.cache, state.length - 1),
+        drafter=drafter.update(state.drafter, Committed(window, state.length - before_B), features),
     )
 
 
