@@ -150,16 +150,15 @@ def rounds(
 
 
 def start_state(target: Target, request: Request) -> DecodeState:
-    """The state that `prefill` takes: the request's arrays on the device, and an empty cache."""
-    return loop.init_state(
-        target,
-        jnp.asarray(request.tokens),
-        jnp.asarray(request.prompt_length),
-        jnp.asarray(request.limit),
-        request.law,
-        jnp.asarray(request.stop_ids),
-        jnp.asarray(request.seed),
+    """The state that `prefill` takes: copies of the request's arrays on the device, and an empty cache.
+
+    Copies, since the loops overwrite what they are given, and a request may be run again.
+    """
+    tokens, prompt_length, limit, law, stop_ids, seed = jax.tree.map(
+        lambda x: jnp.array(x, copy=True),
+        (request.tokens, request.prompt_length, request.limit, request.law, request.stop_ids, request.seed),
     )
+    return loop.init_state(target, tokens, prompt_length, limit, law, stop_ids, seed)
 
 
 def run(target: Target, params: Params, request: Request) -> tuple[DecodeState, Stats]:

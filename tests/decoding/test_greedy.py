@@ -194,6 +194,12 @@ def test_numbers_do_not_recompile():
     assert (loop.decode._cache_size(), loop.prefill._cache_size()) == before
 
 
+def test_a_request_can_be_run_again():
+    target, params = tiny_target()
+    request = make_request(target, PROMPTS[:2], max_new_tokens=5, temperature=0.8, seed=3)
+    assert emitted_ids(run(target, params, request)[0]) == emitted_ids(run(target, params, request)[0])
+
+
 def test_each_stage_can_be_called_alone_outside_jit():
     target, params = tiny_target()
     plain, _, _ = continuation(PROMPTS[1:2], max_new_tokens=6)
