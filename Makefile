@@ -1,6 +1,6 @@
 # Every target sets up what it needs (tools/bootstrap.sh); a second run starts at once.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench oracle lock clean
+.PHONY: help setup demo test test-all lint format bench notebooks oracle lock clean
 
 bin := .venv/bin
 # Another checkout on a shell's PYTHONPATH would be run in place of this one.
@@ -35,6 +35,9 @@ format: setup  ## let ruff mend what it can
 
 bench: setup  ## measure speed
 	@$(bin)/python -m mtpjax.evaluation.throughput
+
+notebooks: setup  ## execute the notebooks anew and write them with their outputs
+	@$(bin)/python notebooks/build.py
 
 oracle:  ## make .venv-oracle (torch, transformers) for the tests marked oracle
 	@sh tools/bootstrap.sh oracle
