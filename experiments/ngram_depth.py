@@ -78,7 +78,7 @@ class Study(Config):
     precision: str = "f32"
     max_depth: int = Field(8, ge=1, le=MAX_DEPTH)
     max_new_tokens: int = Field(96, ge=2)
-    repeats: int = Field(2, ge=1)
+    repeats: int = Field(1, ge=1)
     """Timed runs of each prompt at each depth; their median counts."""
     passes: int = Field(10, ge=1)
     """Passes in one timing of the window alone."""
@@ -234,6 +234,7 @@ def analyse(rows: Sequence[Row]) -> list[Row]:
                 "rates_conditional": total.rates_conditional,
                 "decode_tok_s": total.decode_tok_s,
                 "gain": total.decode_tok_s / pooled[0].decode_tok_s,
+                "plain_ms": row["pass_ms"]["plain"],
                 "window_ms": row["pass_ms"]["window"],
                 "window_cost": v,
                 "gain_predicted": tau / v,

@@ -151,3 +151,19 @@ def test_a_mistake_is_one_line(arguments, line, capsys, monkeypatch):
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert line in error
+
+
+def test_the_page_warns_of_a_machine_that_was_not_quiet(lm, tmp_path, monkeypatch):
+    def measure(times):
+        def one(lm, study, depth, plain, advance):
+            stats = vars(counts(depth, passes=4, accepted=[1] * depth, tokens=5))
+            samples = [{**p, "ids": [1, 2], "stats": stats, "difference": None} for p in PROMPTS]
+            ms = {"plain": times[depth], "window": times[depth]}
+            return {"depth": depth, "compile_s": 0.0, "samples": samples, "pass_ms": ms}
+
+        return one
+
+    for times, warned in ([1.0, 1.1, 1.0], False), ([1.0, 1.5, 1.0], True):
+        monkeypatch.setattr(study_of_depth, "measure_depth", measure(times))
+        study_of_depth.run(lm, tiny_study(), tmp_path, FACTS)
+        assert ("not quiet" in (tmp_path / "ngram_depth.md").read_text()) is warned
