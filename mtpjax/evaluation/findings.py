@@ -1,6 +1,6 @@
 """What the demo's figures say, in sentences, the unfavourable ones too. Terminal and report print the same."""
 
-from mtpjax.evaluation.records import DemoResults, Row, Sample, gain
+from mtpjax.evaluation.records import DemoResults, Row, gain
 from mtpjax.evaluation.repetition import seq_rep
 
 LOOPS_FROM = 0.3
@@ -17,6 +17,11 @@ def findings(results: DemoResults) -> list[str]:
     for figures in results.precisions[1:]:
         said += [_memory(results, figures.name), _precision_speed(results, figures.name), _quality(results, figures.name)]
     return [line for line in said if line]
+
+
+def signed(value: float, form: str) -> str:
+    """A number with its sign, and a minus that is as wide as the plus."""
+    return format(value, form).replace("-", "\N{MINUS SIGN}")
 
 
 def _speed(row: Row, plain: Row, platform: str) -> str:
@@ -63,18 +68,14 @@ def _identity(results: DemoResults, row: Row) -> str:
     name = f"{row.precision}, depth {row.depth}"
     if not differing:
         return f"{name} gives the very tokens of plain decoding in all {len(row.samples)} prompts."
-    where = "; ".join(map(_difference, differing))
+    places = ", ".join(f"“{sample.prompt}” at token {sample.agreement.equal + 1}" for sample in differing)
+    margins = [sample.agreement.margin for sample in differing if sample.agreement.margin is not None]
+    ties = f", where plain decoding's two best tokens were at most {max(margins):.3g} logits apart" if margins else ""
     return (
-        f"{name} gives the very tokens of plain decoding in {row.identical} of {len(row.samples)} prompts. {where}. "
-        "The rule is lossless, but a product rounds differently at another window width, and a near-tie may then fall "
-        "the other way."
+        f"{name} gives the very tokens of plain decoding in {row.identical} of {len(row.samples)} prompts. The others "
+        f"part from it ({places}){ties}: the rule is lossless, but products round differently at another window width, "
+        "and a near-tie may then fall the other way."
     )
-
-
-def _difference(sample: Sample) -> str:
-    same = sample.agreement
-    margin = f", where the two best tokens were {same.margin:.3g} logits apart" if same.margin is not None else ""
-    return f"“{sample.prompt}” differs from token {same.equal + 1}{margin}"
 
 
 def _memory(results: DemoResults, name: str) -> str:
@@ -83,7 +84,7 @@ def _memory(results: DemoResults, name: str) -> str:
     change = after / before - 1
     return (
         f"{name} weights and scales take {after / 1e6:,.0f} MB, those of {first.name} {before / 1e6:,.0f} MB "
-        f"({change:+.0%}). The cache stays in the dtype of the computation."
+        f"({signed(change, '+.0%')}). The cache stays in the dtype of the computation."
     )
 
 
@@ -109,7 +110,7 @@ def _precision_speed(results: DemoResults, name: str) -> str:
 
 def _quality(results: DemoResults, name: str) -> str:
     first, other = results.precisions[0], results.precision(name)
-    text = f"{name} changes the loss of the passage by {other.nll - first.nll:+.4f} nats/token"
+    text = f"{name} changes the loss of the passage by {signed(other.nll - first.nll, '+.4f')} nats/token"
     if other.kl is not None and other.top1_agreement is not None:
         text += (
             f"; its law is {other.kl:.4f} nats/token (KL) from that of {first.name}, with the same most likely token "

@@ -11,9 +11,10 @@ from typing import Any
 
 from mtpjax.evaluation import figures
 from mtpjax.evaluation.figures import Bar, Positions, Stack
-from mtpjax.evaluation.findings import findings
+from mtpjax.evaluation.findings import findings, signed
 from mtpjax.evaluation.records import DemoResults, PromptText, Row, Sample, gain
 from mtpjax.evaluation.tables import MB, describe, memory_rows, row_name, table_rows
+from mtpjax.evaluation.throughput import Spread
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -69,9 +70,9 @@ def _tiles(results: DemoResults) -> str:
         tiles.append(("Tokens a pass", f"{row.total.acceptance_length:.2f}", rate))
     for figures_ in results.precisions[1:]:
         before, after = (f.bytes["weights"] + f.bytes["scales"] for f in (first, figures_))
-        against = f"{after / before - 1:+.0%} against {first.name}, scales included".replace("-", "−")
+        against = f"{signed(after / before - 1, '+.0%')} against {first.name}, scales included"
         tiles.append((f"{figures_.name} weights", f"{after / MB:,.0f} MB", against))
-        change = f"{figures_.nll - first.nll:+.3f}".replace("-", "−")
+        change = signed(figures_.nll - first.nll, "+.3f")
         tiles.append((f"{figures_.name} loss", change, f"nats/token against {first.name}, {first.nll:.3f}"))
     inside = "".join(
         f'<div class="tile"><em>{escape(what)}</em><b>{escape(value)}</b><span>{escape(note)}</span></div>'
@@ -81,17 +82,32 @@ def _tiles(results: DemoResults) -> str:
 
 
 def _figures(results: DemoResults) -> list[str]:
-    rows, speculative = results.rows, [row for row in results.rows if row.depth]
-    speed = [Bar(row_name(row), row.tok_s.median, f"{row.tok_s.median:.1f}", _colour(results, row), row.tok_s.values) for row in rows]
-    drawn = [_figure("Decoding speed", "Median over the prompts, tokens a second; each dot is one prompt.", figures.bars(speed, "tok/s"))]
+    speculative = [row for row in results.rows if row.depth]
+    drawn = [
+        _figure(
+            "Decoding speed",
+            "Median over the prompts, tokens a second; each dot is one prompt.",
+            figures.bars([_bar(results, row, row.tok_s, ".1f") for row in results.rows], "tok/s"),
+        ),
+        _figure(
+            "Time to first token",
+            "Median over the prompts, milliseconds; compilation apart.",
+            figures.bars([_bar(results, row, row.first_token_ms, ".0f") for row in results.rows], "ms"),
+        ),
+    ]
     if speculative:
-        drawn.append(
+        drawn += [
             _figure(
                 "Acceptance by position",
                 "Bars: accepted of what was proposed there. Ticks: accepted given that all before were.",
                 figures.positions([_positions(results, row) for row in speculative]),
-            )
-        )
+            ),
+            _figure(
+                "Tokens accepted per draft",
+                "Share of the drafts of which so many tokens were accepted; behind it the number of drafts.",
+                figures.stacks([_histogram(row) for row in speculative]),
+            ),
+        ]
     drawn += [
         _figure(
             "Bytes in memory",
@@ -104,20 +120,14 @@ def _figures(results: DemoResults) -> list[str]:
             figures.bars([_loss(results, i) for i in range(len(results.precisions))], "nats"),
         ),
     ]
-    if speculative:
-        drawn.append(
-            _figure(
-                "Tokens accepted per draft",
-                "Share of the drafts of which so many tokens were accepted.",
-                figures.stacks([_histogram(row) for row in speculative]),
-            )
-        )
-    first = [Bar(row_name(r), r.first_token_ms.median, f"{r.first_token_ms.median:.0f}", _colour(results, r), r.first_token_ms.values) for r in rows]
-    drawn.append(_figure("Time to first token", "Median over the prompts, milliseconds; compilation apart.", figures.bars(first, "ms")))
-    if len(rows) > 1:
+    if len(results.rows) > 1:
         says = f"Leading tokens equal to those of {row_name(results.reference)}, of those that can be compared."
         drawn.append(_figure("Agreement", says, _agreement(results), full=True))
     return drawn
+
+
+def _bar(results: DemoResults, row: Row, found: Spread, form: str) -> Bar:
+    return Bar(row_name(row), found.median, format(found.median, form), _colour(results, row), found.values)
 
 
 def _positions(results: DemoResults, row: Row) -> Positions:
@@ -166,7 +176,7 @@ def _texts_intro(results: DemoResults) -> str:
 
 def _prompt(results: DemoResults, prompt: PromptText) -> str:
     shown = [(row, sample) for row in results.rows if (sample := _sample(row, prompt.name))]
-    cards = "".join(_card(row, sample) for row, sample in shown)
+    cards = "".join(_card(row, sample, row is not results.reference) for row, sample in shown)
     return (
         f'<section class="prompt"><header><h3>{escape(prompt.name)}</h3><span class="soft">{escape(prompt.why)}</span>'
         f"</header><details><summary>the prompt, {prompt.tokens} tokens with the chat template</summary>"
@@ -174,16 +184,15 @@ def _prompt(results: DemoResults, prompt: PromptText) -> str:
     )
 
 
-def _card(row: Row, sample: Sample) -> str:
-    stats = sample.stats
-    facts = f"{len(sample.ids)} tokens, {stats.decode_tok_s:.1f} tok/s"
+def _card(row: Row, sample: Sample, against: bool) -> str:
+    facts = [f"{len(sample.ids)} tokens", f"{sample.stats.decode_tok_s:.1f} tok/s"]
     if row.depth:
-        facts += f", {stats.acceptance_length:.2f} tokens a pass"
-    ended = "end of text" if sample.finish_reason == "stop" else "the limit"
-    facts += f"; ended by {ended}; {describe(sample)}"
+        facts.append(f"{sample.stats.acceptance_length:.2f} a pass")
+    facts.append("end of text" if sample.finish_reason == "stop" else "cut at the limit")
+    lines = [" · ".join(facts)] + ([describe(sample)] if against else [])
     return (
         f'<div class="text"><div class="name">{escape(row_name(row))}</div>'
-        f'<div class="body">{marked(sample)}</div><div class="facts">{escape(facts)}</div></div>'
+        f'<div class="body">{marked(sample)}</div><div class="facts">{"<br>".join(map(escape, lines))}</div></div>'
     )
 
 

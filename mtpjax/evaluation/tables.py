@@ -15,9 +15,9 @@ def describe(sample: Sample) -> str:
     """How far a sample agrees with the reference."""
     same = sample.agreement
     if same.first_difference is None:
-        return f"the reference's tokens, all {same.compared} compared"
-    margin = f" (the reference's top-2 margin there: {same.margin:.3g})" if same.margin is not None else ""
-    return f"the reference's tokens up to {same.equal} of {same.compared}{margin}"
+        return f"all {same.compared} tokens as in the reference"
+    margin = f", at a top-2 margin of {same.margin:.3g}" if same.margin is not None else ""
+    return f"leaves the reference after {same.equal} of {same.compared} tokens{margin}"
 
 
 def table_rows(results: DemoResults) -> list[tuple[str, list[str]]]:
