@@ -3,6 +3,8 @@
 .PHONY: help setup demo test test-all lint format bench oracle lock clean
 
 bin := .venv/bin
+# Another checkout on a shell's PYTHONPATH would be run in place of this one.
+unexport PYTHONPATH
 # Two workers, one test file each at a time: a file's fixtures (a model, say) are then made once.
 workers ?= 2
 
@@ -25,7 +27,7 @@ lint: setup  ## ruff, pyrefly, the layers of the package
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
 	@$(bin)/pyrefly check
-	@$(bin)/lint-imports
+	@$(bin)/lint-imports --no-logo
 
 format: setup  ## let ruff mend what it can
 	@$(bin)/ruff check --fix .

@@ -26,6 +26,6 @@ class CompileClock:
     ) -> None:
         jax.monitoring.unregister_event_duration_listener(self._add)
 
-    def _add(self, event: str, duration_s: float, **_: object) -> None:
+    def _add(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith(_STAGES):
-            self.seconds += duration_s
+            self.seconds += duration_secs

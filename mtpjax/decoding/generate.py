@@ -166,14 +166,15 @@ def run(target: Target, params: Params, request: Request) -> tuple[DecodeState, 
     wanted = int(np.sum(request.limit - request.prompt_length))
     with progress("generating", total=wanted) as advance:
         done = 0
-        for state, stats in rounds(target, params, request):
-            advance(stats.new_tokens - done)
-            done = stats.new_tokens
-    return state, stats
+        for latest in rounds(target, params, request):
+            advance(latest[1].new_tokens - done)
+            done = latest[1].new_tokens
+    return latest
 
 
 def target_of(lm: LM) -> Target:
     """The target seam of a loaded model; ids beyond its tokenizer are never emitted."""
+    # pyrefly: ignore [bad-argument-type] -- Linen modules hash by their fields
     return target_from_model(lm.model, lm.tokenizer.vocab_size, find_precision(lm.precision).cache)
 
 
@@ -208,22 +209,22 @@ def _request(
 def _stats(
     request: Request, params: Params, state: DecodeState, compile_s: float, prefill_s: float, decode_s: float
 ) -> Stats:
-    c = jax.tree.map(lambda x: np.asarray(x).sum(axis=0), state.counters)
+    total = {name: np.asarray(rows).sum(axis=0) for name, rows in vars(state.counters).items()}
     emitted = int(np.sum(np.asarray(state.length) - request.prompt_length))
     return Stats(
         batch=len(request.prompt_length),
         depth=request.drafter.depth,
         prompt_tokens=int(request.prompt_length.sum()),
         new_tokens=emitted,
-        target_passes=int(c.passes),
+        target_passes=int(total["passes"]),
         compile_s=compile_s,
         prefill_s=prefill_s,
         decode_s=decode_s,
-        num_drafts=int(c.drafts),
-        num_draft_tokens=int(c.drafted),
-        num_accepted_tokens=int(c.accepted_at.sum()),
-        proposed_per_pos=tuple(c.proposed_at.tolist()),
-        accepted_per_pos=tuple(c.accepted_at.tolist()),
+        num_drafts=int(total["drafts"]),
+        num_draft_tokens=int(total["drafted"]),
+        num_accepted_tokens=int(total["accepted_at"].sum()),
+        proposed_per_pos=tuple(total["proposed_at"].tolist()),
+        accepted_per_pos=tuple(total["accepted_at"].tolist()),
         weight_bytes=sum(x.nbytes for x in jax.tree.leaves(params)),
         cache_bytes=sum(x.nbytes for x in jax.tree.leaves(state.cache)),
     )

@@ -1,8 +1,9 @@
 """The way of a token: prefill -> loop { draft -> verify -> commit }, compiled whole.
 
 Jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks and commits the first
-token; `begin` gives the drafter its state; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode` may run to the end or for a few steps, so
-streaming is the same loop. Every stage is a pure function that can be called alone, outside jit.
+token; `begin` gives the drafter its state; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode`
+may run to the end or for a few steps, so streaming is the same loop. Every stage is a pure function that can be called
+alone, outside jit.
 
 State between steps: a row has emitted tokens up to `length`; all but the last are in the cache, so
 ``cache length == length - 1``. A step drafts `depth` tokens, scores the window [last token, drafts] in one target pass,
@@ -28,12 +29,12 @@ from mtpjax.decoding.sampling import Law, probabilities, step_keys
 from mtpjax.decoding.target import Cache, Params, Target
 from mtpjax.decoding.verify.base import Rule, Verdict
 from mtpjax.decoding.verify.greedy import verify_choice
+from mtpjax.records import Leaf
 
 RUNNING, STOPPED, FULL = range(3)
 
 
-@struct.dataclass
-class Counters:
+class Counters(struct.PyTreeNode):
     """What speculation did, per row; only emitted tokens count.
 
     Attributes:
@@ -45,16 +46,15 @@ class Counters:
         accepted_at: int32 [B, depth], how often each place was accepted.
     """
 
-    passes: Array
-    emitted: Array
-    drafts: Array
-    drafted: Array
-    proposed_at: Array
-    accepted_at: Array
+    passes: Leaf
+    emitted: Leaf
+    drafts: Leaf
+    drafted: Leaf
+    proposed_at: Leaf
+    accepted_at: Leaf
 
 
-@struct.dataclass
-class DecodeState:
+class DecodeState(struct.PyTreeNode):
     """The carry of the loop.
 
     Attributes:
@@ -72,17 +72,17 @@ class DecodeState:
         counters: acceptance counters; None before `begin`.
     """
 
-    tokens: Array
-    length: Array
-    prompt_length: Array
-    limit: Array
-    status: Array
-    drafted: Array
+    tokens: Leaf
+    length: Leaf
+    prompt_length: Leaf
+    limit: Leaf
+    status: Leaf
+    drafted: Leaf
     cache: Cache
     drafter: State
     law: Law
-    stop_ids: Array
-    key: Array
+    stop_ids: Leaf
+    key: Leaf
     counters: Counters | None
 
 
@@ -182,9 +182,8 @@ def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter
     before = state.length
     state = commit(state.replace(cache=cache), proposal, verdict, count=True)
     emitted = state.length - before
-    window = jnp.take_along_axis(
-        state.tokens, jnp.minimum(before[:, None] + jnp.arange(drafter.depth + 1), state.tokens.shape[1] - 1), axis=1
-    )
+    places = before[:, None] + jnp.arange(drafter.depth + 1)[None, :]
+    window = jnp.take_along_axis(state.tokens, jnp.minimum(places, state.tokens.shape[1] - 1), axis=1)
     return state.replace(
         cache=target.set_length(state.cache, state.length - 1),
         drafter=drafter.update(state.drafter, Committed(window, emitted), features),
@@ -209,8 +208,8 @@ def score(params: Params, state: DecodeState, proposal: Proposal, target: Target
 
 def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, logits_BWV: Array) -> Verdict:
     """Apply the rule to the processed laws; when every row is greedy, arg-max comparison is the same and cheaper."""
-    vocab = jnp.arange(target.vocab_size)
-    logits_BWV = jnp.where(vocab < target.emit_vocab, logits_BWV, -jnp.inf)
+    real = jnp.broadcast_to(jnp.arange(target.vocab_size) < target.emit_vocab, logits_BWV.shape)
+    logits_BWV = jnp.where(real, logits_BWV, -jnp.inf)
     keys = step_keys(state.key, state.length - state.prompt_length)
     return lax.cond(
         jnp.all(state.law.greedy),
@@ -240,7 +239,7 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool
     status = jnp.where(jnp.any(hit, axis=1), STOPPED, jnp.where(length >= state.limit, FULL, state.status))
     from_draft = Committed((offset < accepted).astype(jnp.int32), emitted)
     drafted = append(state.drafted.astype(jnp.int32), state.length, from_draft).astype(bool)
-    if count:
+    if count and state.counters is not None:
         state = state.replace(counters=_count(state.counters, was_running, proposal, verdict, emitted))
     return state.replace(
         tokens=append(state.tokens, state.length, Committed(tokens, emitted)),

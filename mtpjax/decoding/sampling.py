@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
+from jaxtyping import Float, Int
+
+from mtpjax.records import Leaf
 
 GREEDY_BELOW = 1e-5
 
@@ -22,8 +25,7 @@ GREEDY_BELOW = 1e-5
 DRAFT, ACCEPT, RESIDUAL, BONUS = range(4)
 
 
-@struct.dataclass
-class Law:
+class Law(struct.PyTreeNode):
     """Sampling settings of each row, all [B]. They are numbers in the compiled loop: changing them compiles nothing.
 
     Attributes:
@@ -33,18 +35,18 @@ class Law:
         min_p: f32 in [0, 1]; keep tokens with at least this share of the largest probability; 0 is off.
     """
 
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    min_p: Array
+    temperature: Leaf
+    top_k: Leaf
+    top_p: Leaf
+    min_p: Leaf
 
     @property
     def greedy(self) -> Array:
-        """bool [B]: which rows take the arg-max."""
+        """Bool [B]: which rows take the arg-max."""
         return self.temperature < GREEDY_BELOW
 
 
-def probabilities(logits_BWV: Array, law: Law) -> Array:
+def probabilities(logits_BWV: Float[Array, "B W V"], law: Law) -> Float[Array, "B W V"]:
     """The processed law p of each place: logits f32 [B, W, V] -> f32 [B, W, V], each summing to 1."""
     each = jax.vmap(jax.vmap(_row, in_axes=(0, None)), in_axes=(0, 0))
     return each(logits_BWV, law)
@@ -94,7 +96,7 @@ def tagged(key_B: Array, tag: int | Array) -> Array:
     return jax.vmap(jax.random.fold_in)(key_B, jnp.broadcast_to(jnp.asarray(tag), key_B.shape))
 
 
-def draw(key_B: Array, weight_BV: Array) -> Array:
+def draw(key_B: Array, weight_BV: Float[Array, "B V"]) -> Int[Array, "B"]:
     """One token per row with probability proportional to `weight` f32 [B, V] (Gumbel-max); never one of weight 0."""
 
     def one(key: Array, weight_V: Array) -> Array:
@@ -104,6 +106,6 @@ def draw(key_B: Array, weight_BV: Array) -> Array:
     return jax.vmap(one)(key_B, weight_BV).astype(jnp.int32)
 
 
-def uniforms(key_B: Array, count: int) -> Array:
+def uniforms(key_B: Array, count: int) -> Float[Array, "B {count}"]:
     """f32 [B, count] in [0, 1), each row from its own key."""
     return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(key_B)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from mtpjax.models.transformer import Transformer
@@ -50,15 +51,15 @@ class Target:
 def target_from_model(model: Transformer, emit_vocab: int | None = None, cache_dtype: str | None = None) -> Target:
     """The target of one of our models; remembered, so that the same model meets its compiled loop again."""
 
-    def forward(params, ids_BW, cache, positions_BW, mask, logits_at_BR, features):
+    def forward(params, ids_BW, cache, positions_BW, mask, logits_at_BR, features) -> Any:
         return model.apply(
             {"params": params}, ids_BW, cache, positions_BW, mask, logits_at=logits_at_BR, features=features
         )
 
-    vocab = model.config.vocab_size
+    vocab, dtype = model.config.vocab_size, None if cache_dtype is None else jnp.dtype(cache_dtype)
     return Target(
         forward=forward,
-        init_cache=lambda batch, capacity: model.init_cache(batch, capacity, cache_dtype),
+        init_cache=lambda batch, capacity: model.init_cache(batch, capacity, dtype),
         vocab_size=vocab,
         max_context=model.config.max_context,
         emit_vocab=min(emit_vocab or vocab, vocab),

@@ -8,12 +8,13 @@ that is kept (another dtype, quantised, on a device). So at most one tensor exis
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from mtpjax.errors import UserError
 from mtpjax.models.config import ModelConfig
+from mtpjax.models.fields import shown
 from mtpjax.models.names import Path, interleaved_to_half_split, is_rotary, param_shapes
 from mtpjax.progress import track
 
@@ -23,14 +24,23 @@ type Store = Callable[[Path, np.ndarray], Any]
 RECOMPUTED: Final = re.compile(r"rope_freqs\.weight|.*\.(rotary_emb\.inv_freq|attn_rot_embd|masked_bias)")
 
 
+@runtime_checkable
 class TensorSource(Protocol):
     """An open model file or folder of files."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
     @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
-    def read(self, name: str) -> np.ndarray: ...
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor."""
+        ...
 
 
 def assemble(
@@ -51,17 +61,16 @@ def assemble(
     shapes = source.shapes
     for path, name in names.items():
         if name not in shapes:
-            raise UserError(f"{source.name}: tensor {name!r} is missing")
+            raise UserError(f"{source.name}: tensor {shown(name)} is missing")
         if shapes[name] != wanted[path]:
-            raise UserError(
-                f"{source.name}: tensor {name!r} has shape {shapes[name]}, the config implies {wanted[path]}"
-            )
+            found = f"tensor {shown(name)} has shape {shown(shapes[name])}"
+            raise UserError(f"{source.name}: {found}, the config implies {wanted[path]}")
     _refuse_surplus(config, source, set(names.values()), name_of)
     params: dict[str, Any] = {}
     for path, name in track(names.items(), "loading", total=len(names)):
         array = source.read(name)
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise UserError(f"{source.name}: tensor {name!r} holds NaN or infinity")
+            raise UserError(f"{source.name}: tensor {shown(name)} holds NaN or infinity")
         if interleaved and is_rotary(path):
             array = interleaved_to_half_split(array, config.head_dim)
         put(params, path, store(path, array))
@@ -82,10 +91,12 @@ def _refuse_surplus(config: ModelConfig, source: TensorSource, used: set[str], n
     if config.tie_embeddings and head in surplus:
         embed = name_of(("embed", "weight"))
         if source.shapes[head] != source.shapes[embed] or not np.array_equal(source.read(head), source.read(embed)):
-            raise UserError(f"{source.name}: the config ties {head!r} to {embed!r}, but the file holds another matrix")
+            raise UserError(
+                f"{source.name}: the config ties {shown(head)} to {shown(embed)}, but the file holds another matrix"
+            )
         surplus.remove(head)
     if surplus:
         more = f" (and {len(surplus) - 1} more)" if len(surplus) > 1 else ""
         raise UserError(
-            f"{source.name}: tensor {surplus[0]!r}{more} belongs to no part of a {config.family} decoder here"
+            f"{source.name}: tensor {shown(surplus[0])}{more} belongs to no part of a {config.family} decoder here"
         )

@@ -1,7 +1,7 @@
 """What byte-level BPE vocabularies have in common, whether they come from a GGUF file or from tokenizer.json."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import tokenizers as hf
@@ -22,12 +22,13 @@ def byte_alphabet() -> dict[str, int]:
 BYTES: Final = byte_alphabet()
 
 
-def byte_level(token: str) -> bytes:
-    """Bytes of a byte-level token; a token with other characters stands for itself."""
-    try:
-        return bytes(BYTES[char] for char in token)
-    except KeyError:
-        return token.encode("utf-8", "replace")
+def byte_level(tokens: Iterable[str], literal: Iterable[bool]) -> tuple[bytes, ...]:
+    """Bytes of byte-level tokens. Those marked literal, or with characters that stand for no byte, mean themselves."""
+    known = BYTES.keys()
+    return tuple(
+        token.encode("utf-8", "replace") if plain or not known >= set(token) else bytes([BYTES[char] for char in token])
+        for token, plain in zip(tokens, literal, strict=True)
+    )
 
 
 def library_splitter(encoder: hf.Tokenizer, size: int) -> Callable[[str, bool], list[int]]:

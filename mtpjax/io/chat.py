@@ -19,7 +19,7 @@ passed through the filter `__pay`. Everything a template may legitimately do in 
 import datetime
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from functools import wraps
 from typing import Any, Final
@@ -40,12 +40,13 @@ BASE_FUEL: Final = 2_000_000
 FUEL_PER_CHAR: Final = 64
 DEADLINE_S: Final = 5.0
 CALL_COST: Final = 20
+PAID_AT_ONCE: Final = 1_000
 MAX_EXPONENT: Final = 64
 
 FILTERS: Final = frozenset((
-    "abs", "capitalize", "count", "d", "default", "dictsort", "first", "float", "int", "items", "join", "last", "length",
-    "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "safe", "select", "selectattr",
-    "string", "title", "trim", "unique", "upper",
+    "abs", "capitalize", "count", "d", "default", "dictsort", "first", "float", "int", "items", "join", "last",
+    "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "safe", "select",
+    "selectattr", "string", "title", "trim", "unique", "upper",
 ))  # fmt: skip
 METHODS: Final[Mapping[type, frozenset[str]]] = {
     str: frozenset((
@@ -61,7 +62,7 @@ METHODS: Final[Mapping[type, frozenset[str]]] = {
 }  # fmt: skip
 
 
-class TemplateRefusal(SecurityError):
+class TemplateRefusedError(SecurityError):
     """A template asked for more than it may: time, memory, or an operation that isn't on the lists."""
 
 
@@ -74,25 +75,30 @@ class _Tank:
     def pay(self, cost: int) -> None:
         self.left -= cost
         if self.left < 0 or time.monotonic() > self.end:
-            raise TemplateRefusal("the chat template does too much work or writes too much")
+            raise TemplateRefusedError("the chat template does too much work or writes too much")
 
     def pay_for(self, value: Any) -> Any:
-        """`value`, having paid for its size, with everything inside it."""
-        if isinstance(value, str):
-            self.pay(1 + len(value))
-        elif isinstance(value, int):
-            self.pay(1 + value.bit_length() ** 2 // 64)  # writing an integer in decimal takes quadratic time
-        elif isinstance(value, Mapping):
-            for item in value.items():
-                self.pay_for(item)
-        elif isinstance(value, (list, tuple, AbstractSet, MappingView)):
-            self.pay(1)
-            for item in value:
-                self.pay_for(item)
-        elif isinstance(value, Namespace):
-            self.pay_for(object.__getattribute__(value, "_Namespace__attrs"))  # written out with all it holds
-        else:
-            self.pay(1)
+        """`value`, having paid for its size, with everything inside it as often as it would be written out."""
+        stack, cost = [value], 0
+        while stack:
+            item = stack.pop()
+            if isinstance(item, str):
+                cost += 1 + len(item)
+            elif isinstance(item, int):
+                cost += 1 + item.bit_length() ** 2 // 64  # writing an integer in decimal takes quadratic time
+            elif isinstance(item, Mapping):
+                cost += CALL_COST
+                stack.extend(item.items())
+            elif isinstance(item, (list, tuple, AbstractSet, KeysView, ValuesView, ItemsView)):
+                cost += CALL_COST
+                stack.extend(item)
+            elif isinstance(item, Namespace):
+                stack.append(object.__getattribute__(item, "_Namespace__attrs"))
+            cost += 1
+            if cost > PAID_AT_ONCE:
+                self.pay(cost)
+                cost = 0
+        self.pay(cost)
         return value
 
     def turns(self, iterable: Iterable[Any]) -> Iterator[Any] | list[Any]:
@@ -133,23 +139,28 @@ class _MeteredEnvironment(ImmutableSandboxedEnvironment):
         kept["tojson"] = self._to_json
         self.filters = {name: self._paid(name, function) for name, function in kept.items()}
         self.filters |= {"__pay": tank.pay_for, "__turns": tank.turns}
-        self.globals = {
+        known: dict[str, Any] = {
             "range": self.globals["range"],
             "namespace": Namespace,
             "dict": dict,
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: datetime.datetime.now().strftime(str(form)[:100]),
         }
+        self.globals = known
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _metered(super()._parse(source, name, filename))
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuses, rather than giving an undefined value that prints as nothing."""
+        raise TemplateRefusedError(f"the attribute {shown(attribute)} of a {type(obj).__name__} isn't allowed")
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An operator between two values, its result paid for beforehand."""
         if operator == "%" and not isinstance(left, (int, float)):
-            raise TemplateRefusal("formatting with % isn't allowed in a chat template")
+            raise TemplateRefusedError("formatting with % isn't allowed in a chat template")
         if operator == "**" and not (isinstance(right, (int, float)) and abs(right) <= MAX_EXPONENT):
-            raise TemplateRefusal(f"exponents over {MAX_EXPONENT} aren't allowed in a chat template")
+            raise TemplateRefusedError(f"exponents over {MAX_EXPONENT} aren't allowed in a chat template")
         times = 1
         for factor in (left, right):
             if operator == "*" and isinstance(factor, int):
@@ -168,7 +179,7 @@ class _MeteredEnvironment(ImmutableSandboxedEnvironment):
         if not ours and not isinstance(function, (Macro, LoopContext, Undefined)):
             owner, method = getattr(function, "__self__", None), getattr(function, "__name__", "")
             if not any(isinstance(owner, kind) and method in names for kind, names in METHODS.items()):
-                raise TemplateRefusal(f"calling {shown(method or function)} isn't allowed in a chat template")
+                raise TemplateRefusedError(f"calling {shown(method or function)} isn't allowed in a chat template")
             self.tank.pay_for(owner)
             if method == "replace":
                 self._pay_replace(owner, *args[:2])
@@ -202,14 +213,14 @@ class _MeteredEnvironment(ImmutableSandboxedEnvironment):
     def _to_json(
         self,
         value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
+        ensure_ascii: Any = False,
+        indent: Any = None,
         separators: Any = None,
-        sort_keys: bool = False,
+        sort_keys: Any = False,
     ) -> str:
         """JSON as chat templates expect it: no HTML escapes, and paid for piece by piece."""
         if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
-            raise TemplateRefusal("an indent beyond 16 isn't allowed in a chat template")
+            raise TemplateRefusedError("an indent beyond 16 isn't allowed in a chat template")
         encoder = json.JSONEncoder(
             ensure_ascii=bool(ensure_ascii), indent=indent, separators=separators, sort_keys=bool(sort_keys)
         )
@@ -241,7 +252,7 @@ def _metered(tree: nodes.Template) -> nodes.Template:
         elif isinstance(node, nodes.Test):
             node.node = pay(node.node)
         elif isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
-            raise TemplateRefusal("loading other templates isn't allowed in a chat template")
+            raise TemplateRefusedError("loading other templates isn't allowed in a chat template")
     return tree
 
 

@@ -26,6 +26,7 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from mtpjax.errors import UserError
+from mtpjax.models.fields import shown
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -62,6 +63,7 @@ class GGUFFile:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
         return {name: info.shape for name, info in self.tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
@@ -74,9 +76,8 @@ class GGUFFile:
                 return quants.dequantize(rows, info.kind)
         except NotImplementedError:
             known = ", ".join(sorted(kind.name for kind in DEQUANTISABLE))
-            raise UserError(
-                f"{self.name}: tensor {name!r} has type {info.kind.name}, which can't be dequantised; supported: {known}"
-            ) from None
+            what = f"tensor {shown(name)} has type {info.kind.name}, which can't be dequantised"
+            raise UserError(f"{self.name}: {what}; supported: {known}") from None
 
 
 def _dequantisable() -> frozenset[GGMLQuantizationType]:
@@ -120,7 +121,7 @@ def parse_gguf(data: memoryview, name: str) -> GGUFFile:
     for _ in range(cursor.bounded(n_pairs, 12, "metadata keys")):
         key = cursor.string()
         if key in metadata:
-            raise UserError(f"{name}: metadata key {key!r} occurs twice")
+            raise UserError(f"{name}: metadata key {shown(key)} occurs twice")
         metadata[key] = cursor.value(cursor.u32(), key)
     if metadata.get("split.count", 0) not in (0, 1):
         raise UserError(f"{name}: one part of a split model; join the parts first (llama-gguf-split --merge)")
@@ -161,36 +162,52 @@ class _Cursor:
         except UnicodeDecodeError:
             raise UserError(f"{self.name}: damaged: text at byte {start} isn't UTF-8") from None
 
+    def _strings(self, count: int) -> list[str]:
+        """Many strings, as `string` but in one loop without calls: vocabularies have a hundred thousand."""
+        data, size, at, found = self.data, len(self.data), self.at, []
+        for _ in range(count):
+            (length,) = _U64.unpack_from(data, at) if at + 8 <= size else (size,)
+            start, at = at + 8, at + 8 + length
+            if at > size:
+                raise UserError(f"{self.name}: truncated or damaged: {length} bytes of text announced at byte {start}")
+            try:
+                found.append(str(data[start:at], "utf-8"))
+            except UnicodeDecodeError:
+                raise UserError(f"{self.name}: damaged: text at byte {start} isn't UTF-8") from None
+        self.at = at
+        return found
+
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY and depth < MAX_NESTING:
             return self._array(key, depth)
         if kind not in _SCALARS:
-            raise UserError(f"{self.name}: metadata key {key!r} has the unknown or too deeply nested type {kind}")
+            raise UserError(f"{self.name}: metadata key {shown(key)} has the unknown or too deeply nested type {kind}")
         return self._numbers(kind, 1).item()
 
     def _numbers(self, kind: int, count: int) -> np.ndarray:
         dtype = np.dtype(_SCALARS[kind])
         start = self.take(count * dtype.itemsize)
-        values = np.frombuffer(self.data, np.uint8 if dtype == bool else dtype, count, start)
-        return values != 0 if dtype == bool else values
+        values = np.frombuffer(self.data, np.uint8 if dtype.kind == "b" else dtype, count, start)
+        return values != 0 if dtype.kind == "b" else values
 
     def _array(self, key: str, depth: int) -> Any:
         kind, count = self.u32(), self.u64()
         if kind in _SCALARS:
-            return self._numbers(kind, self.bounded(count, np.dtype(_SCALARS[kind]).itemsize, f"numbers in {key!r}"))
+            return self._numbers(
+                kind, self.bounded(count, np.dtype(_SCALARS[kind]).itemsize, f"numbers in {shown(key)}")
+            )
         if kind == _STRING:
-            self.bounded(count, 8, f"strings in {key!r}")
-            return [self.string() for _ in range(count)]
-        self.bounded(count, 12, f"lists in {key!r}")
+            return self._strings(self.bounded(count, 8, f"strings in {shown(key)}"))
+        self.bounded(count, 12, f"lists in {shown(key)}")
         return [self.value(kind, key, depth + 1) for _ in range(count)]
 
 
 def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
     """(name, shape in numpy's order, type, offset from the start of the data) of the next tensor."""
     name = cursor.string()
-    where = f"{cursor.name}: tensor {name!r}"
+    where = f"{cursor.name}: tensor {shown(name)}"
     n_dims = cursor.u32()
     if not 1 <= n_dims <= MAX_DIMS:
         raise UserError(f"{where} has {n_dims} dimensions, expected 1 to {MAX_DIMS}")
@@ -211,7 +228,9 @@ def _place(
 ) -> dict[str, TensorInfo]:
     """Tensors by name with their place in the file, all checked to lie inside it, aligned and apart."""
     if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
-        raise UserError(f"{cursor.name}: general.alignment is {alignment!r}, expected a power of two of at least 8")
+        raise UserError(
+            f"{cursor.name}: general.alignment is {shown(alignment)}, expected a power of two of at least 8"
+        )
     start = -(-cursor.at // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for name, shape, kind, offset in entries:
@@ -220,7 +239,7 @@ def _place(
         for size in shape:
             n_elements *= size
         info = TensorInfo(shape, kind, start + offset, n_elements // block * block_bytes)
-        where = f"{cursor.name}: tensor {name!r}"
+        where = f"{cursor.name}: tensor {shown(name)}"
         if name in tensors:
             raise UserError(f"{where} occurs twice")
         if offset % alignment:
@@ -233,7 +252,7 @@ def _place(
     ordered = sorted(tensors.items(), key=lambda item: item[1].offset)
     for (first, a), (second, b) in itertools.pairwise(ordered):
         if a.offset + a.n_bytes > b.offset:
-            raise UserError(f"{cursor.name}: tensors {first!r} and {second!r} overlap")
+            raise UserError(f"{cursor.name}: tensors {shown(first)} and {shown(second)} overlap")
     return tensors
 
 

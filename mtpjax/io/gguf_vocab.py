@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers as pre
 
 from mtpjax.errors import UserError
 from mtpjax.io.bpe import BYTES, END_OF_TURN, byte_level, library_splitter
-from mtpjax.io.spm import SPACE, spm_splitter
+from mtpjax.io.spm import BYTE_PIECE, SPACE, spm_splitter
 from mtpjax.io.tokenizer import Tokenizer
 from mtpjax.models.fields import Fields, shown
 
@@ -99,7 +99,7 @@ def _strings(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _numbers(fields: Fields, key: str, length: int, default: float) -> list[Any]:
+def _numbers(fields: Fields, key: str, length: int, default: int) -> list[Any]:
     """A list of `length` numbers, or that often the default."""
     value = fields.get(key, None)
     if value is None:
@@ -123,18 +123,14 @@ def _gguf_bpe(fields: Fields, rule: str, tokens: list[str], types: list[int]) ->
     vocab |= {symbol: size + i for i, symbol in enumerate(symbol for symbol in BYTES if symbol not in vocab)}
     try:
         encoder = hf.Tokenizer(hf.models.BPE(vocab, pairs, ignore_merges=PRE_TOKENIZERS[rule] is _LLAMA3))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+    except Exception as error:  # the library raises no narrower one
         raise UserError(f"{fields.source}: tokenizer.ggml.merges can't be used ({shown(str(error))})") from None
     cuts: list[Any] = [pre.Split(hf.Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[rule]]
-    encoder.pre_tokenizer = pre.Sequence([*cuts, pre.ByteLevel(add_prefix_space=False, use_regex=False)])  # type: ignore
-    named = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL, _USER)]
+    encoder.pre_tokenizer = pre.Sequence([*cuts, pre.ByteLevel(add_prefix_space=False, use_regex=False)])
+    literal = [kind in (_UNKNOWN, _CONTROL, _USER) for kind in types]
+    named = [(token, kind) for token, kind, it in zip(tokens, types, literal, strict=True) if it]
     encoder.add_tokens([hf.AddedToken(t, special=kind != _USER, normalized=False) for t, kind in named if t])
-    plain = (_UNKNOWN, _CONTROL, _USER)
-    pieces = tuple(
-        token.encode("utf-8", "replace") if kind in plain else byte_level(token)
-        for token, kind in zip(tokens, types, strict=True)
-    )
-    return library_splitter(encoder, size), pieces
+    return library_splitter(encoder, size), byte_level(tokens, literal)
 
 
 def _gguf_spm(
@@ -146,16 +142,16 @@ def _gguf_spm(
     if len(fields.get("tokenizer.ggml.precompiled_charsmap", ())):
         raise UserError(f"{fields.source}: tokenizer.ggml.precompiled_charsmap (text normalisation) isn't supported")
     dummy_space = fields.boolean("tokenizer.ggml.add_space_prefix", True)
-    scores = _numbers(fields, "tokenizer.ggml.scores", len(tokens), 0.0)
+    scores = _numbers(fields, "tokenizer.ggml.scores", len(tokens), 0)
     normal = {token: i for i, token in enumerate(tokens) if types[i] == _NORMAL}
     byte_ids: dict[int, int] = {}
     pieces: list[bytes] = []
     for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind == _BYTE:
-            if len(token) != 6 or token[:3] != "<0x" or not set(token[3:5]) <= set("0123456789ABCDEFabcdef"):
+            if not (byte := BYTE_PIECE.fullmatch(token)):
                 raise UserError(f"{fields.source}: token {i}, {shown(token)}, should be a byte like '<0x0A>'")
-            byte_ids[int(token[3:5], 16)] = i
-            pieces.append(bytes([int(token[3:5], 16)]))
+            byte_ids[int(byte[1], 16)] = i
+            pieces.append(bytes([int(byte[1], 16)]))
         else:
             pieces.append((token.replace(SPACE, " ") if kind == _NORMAL else token).encode("utf-8", "replace"))
     split = spm_splitter(

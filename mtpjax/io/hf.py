@@ -33,6 +33,7 @@ class HFFolder:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
         return {name: shard.tensors[name].shape for name, shard in self.home.items()}
 
     def read(self, name: str) -> np.ndarray:
@@ -96,19 +97,21 @@ def _sharded(folder: Path) -> dict[str, SafetensorsFile]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or not _plain(file):
             raise UserError(
-                f"{index}: tensor {name!r} is said to be in {shown(file)}, expected the name of a file there"
+                f"{index}: tensor {shown(name)} is said to be in {shown(file)}, expected the name of a file there"
             )
         if file not in shards:
             if not (folder / file).is_file():
-                raise UserError(f"{index}: shard {file!r} is missing")
+                raise UserError(f"{index}: shard {shown(file)} is missing")
             shards[file] = open_safetensors(folder / file)
         if name not in shards[file].tensors:
-            raise UserError(f"{index}: tensor {name!r} isn't in {file!r}, where it should be")
+            raise UserError(f"{index}: tensor {shown(name)} isn't in {shown(file)}, where it should be")
     home = {name: shards[file] for name, file in weight_map.items()}
     for file, shard in shards.items():
         for name in shard.tensors:
             if home.setdefault(name, shard) is not shard:
-                raise UserError(f"{index}: tensor {name!r} is in {file!r} as well as in {weight_map.get(name)!r}")
+                raise UserError(
+                    f"{index}: tensor {shown(name)} is in {shown(file)} as well as in {shown(weight_map.get(name))}"
+                )
     return home
 
 

@@ -5,21 +5,18 @@ one of two kinds: byte-level (GPT-2, Llama 3, Qwen, SmolLM) or SentencePiece's w
 Others are refused by name. Cleaning up of spaces around punctuation, a relic of WordPiece, isn't done.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import tokenizers as hf
 
 from mtpjax.errors import UserError
 from mtpjax.io.bpe import END_OF_TURN, byte_level, library_splitter
 from mtpjax.io.hf import eos_ids, read_json, read_text
-from mtpjax.io.spm import SPACE
+from mtpjax.io.spm import BYTE_PIECE, SPACE
 from mtpjax.io.tokenizer import Tokenizer
 from mtpjax.models.fields import Fields, shown
-
-_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def tokenizer_from_hf(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
@@ -72,7 +69,8 @@ def _hf_pieces(
     """(bytes of every id, whether a first space is the encoder's), by the decoder that tokenizer.json describes."""
     decoder = described.get("decoder")
     steps = decoder.get("decoders") if isinstance(decoder, dict) and decoder.get("type") == "Sequence" else [decoder]
-    kinds = [step.get("type") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    steps = [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    kinds = [step.get("type") for step in steps]
     size = max(vocab.values(), default=-1) + 1
     if not 0 < size <= 2 * len(vocab) + 1024:
         raise UserError(f"{source}: the largest id is {size - 1}, but there are only {len(vocab)} tokens")
@@ -82,19 +80,32 @@ def _hf_pieces(
             f"{source}: decoder {shown(kinds)} isn't supported; supported: ByteLevel, ByteFallback, Metaspace"
         )
 
-    def piece(token: str, i: int) -> bytes:
-        if i in added:
-            return token.encode("utf-8", "replace")
-        if not sentencepiece:
-            return byte_level(token)
-        if byte := _BYTE.fullmatch(token):
-            return bytes([int(byte[1], 16)])
-        return token.replace(SPACE, " ").encode("utf-8", "replace")
-
-    pieces = [b""] * size
+    ordered = [""] * size
     for token, i in vocab.items():
-        pieces[i] = piece(token, i)
-    return tuple(pieces), sentencepiece and bool({"Strip", "Metaspace"} & set(kinds))
+        ordered[i] = token
+    literal = [i in added for i in range(size)]
+    if not sentencepiece:
+        return byte_level(ordered, literal), False
+    return _sentencepiece(ordered, literal), any(map(_takes_space_away, steps))
+
+
+def _takes_space_away(step: Mapping[str, Any]) -> bool:
+    """Whether a step of the decoder drops the space in front of a text."""
+    if step.get("type") == "Metaspace":
+        return step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True) is not False
+    return step.get("type") == "Strip" and step.get("content") == " " and step.get("start") == 1
+
+
+def _sentencepiece(tokens: list[str], literal: list[bool]) -> tuple[bytes, ...]:
+    """Bytes of SentencePiece tokens: `<0x0A>` is a byte, ▁ a space; those marked literal mean themselves."""
+    return tuple(
+        token.encode("utf-8", "replace")
+        if plain
+        else bytes([int(byte[1], 16)])
+        if (byte := BYTE_PIECE.fullmatch(token))
+        else token.replace(SPACE, " ").encode("utf-8", "replace")
+        for token, plain in zip(tokens, literal, strict=True)
+    )
 
 
 def _token_text(settings: Fields, key: str) -> str:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mtpjax.config import replace
 from mtpjax.errors import UserError
 from mtpjax.io.assemble import Store, TensorSource, assemble
 from mtpjax.io.gguf import open_gguf
@@ -117,7 +118,7 @@ def load(model: str | os.PathLike[str] | None = None, precision: str = "bf16", c
     if context is not None:
         if isinstance(context, bool) or not isinstance(context, int) or not 1 <= context <= config.max_context:
             raise UserError(f"context {context!r}: expected an integer from 1 to {config.max_context}, the model's own")
-        config = ModelConfig(**{**dict(config), "max_context": context})
+        config = replace(config, max_context=context)
     tokenizer = file.tokenizer()
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(

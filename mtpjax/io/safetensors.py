@@ -63,6 +63,7 @@ class SafetensorsFile:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
         return {name: info.shape for name, info in self.tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
@@ -72,7 +73,7 @@ class SafetensorsFile:
         if not usable:
             known = ", ".join(key for key, (_, weight) in DTYPES.items() if weight)
             scaled = " without a scale that could be read" if info.dtype.startswith("F8") else ""
-            raise UserError(f"{self.name}: tensor {name!r} is {info.dtype}{scaled}; supported: {known}")
+            raise UserError(f"{self.name}: tensor {shown(name)} is {info.dtype}{scaled}; supported: {known}")
         raw = np.frombuffer(self.data, np.uint8, info.n_bytes, info.offset)
         if info.offset % dtype.itemsize:
             raw = raw.copy()  # the header of an unaligned file is no multiple of the item size
@@ -104,7 +105,7 @@ def parse_safetensors(data: memoryview, name: str) -> SafetensorsFile:
     ordered = sorted(tensors.items(), key=lambda item: item[1].offset)
     for (first, a), (second, b) in itertools.pairwise(ordered):
         if a.offset + a.n_bytes > b.offset:
-            raise UserError(f"{name}: tensors {first!r} and {second!r} overlap")
+            raise UserError(f"{name}: tensors {shown(first)} and {shown(second)} overlap")
     return SafetensorsFile(name, tensors, data)
 
 
@@ -131,7 +132,7 @@ def _natural(value: object) -> bool:
 
 def _entry(file: str, name: str, entry: Any, start: int, file_bytes: int) -> TensorInfo:
     """One entry of the header, checked: known dtype, whole shape, in range, and shape * item size = bytes."""
-    where = f"{file}: tensor {name!r}"
+    where = f"{file}: tensor {shown(name)}"
     if not isinstance(entry, dict):
         raise UserError(f"{where} has a malformed entry")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 SPACE: Final = "▁"
+BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def spm_splitter(
-    scores: Mapping[str, float],
+    scores: Mapping[str, float | int],
     ids: Mapping[str, int],
     byte_ids: Mapping[int, int],
     unknown: int | None,
@@ -55,7 +56,7 @@ def _alternatives(tokens: Mapping[str, int]) -> re.Pattern[str] | None:
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
 
-def merge(text: str, scores: Mapping[str, float]) -> list[str]:
+def merge(text: str, scores: Mapping[str, float | int]) -> list[str]:
     """The symbols left when no two neighbours join to a piece; spaces come back as ▁."""
     symbols = list(text.replace(" ", SPACE))
     n = len(symbols)
@@ -63,7 +64,7 @@ def merge(text: str, scores: Mapping[str, float]) -> list[str]:
     heap: list[tuple[float, int, int, int]] = []
 
     def offer(left: int, right: int) -> None:
-        if 0 <= left and right < n and (score := scores.get(joined := symbols[left] + symbols[right])) is not None:
+        if left >= 0 and right < n and (score := scores.get(joined := symbols[left] + symbols[right])) is not None:
             heapq.heappush(heap, (-score, left, right, len(joined)))
 
     for i in range(n - 1):

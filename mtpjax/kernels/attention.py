@@ -5,9 +5,9 @@ longest row fills, so time follows the filled length and not the capacity, and n
 code serves a decode step (W = 1), a verify window (W = depth + 1), a tree (with its mask) and a prefill chunk.
 The running maximum and sum are those of Milakov and Gimelshein (1805.02867), as in FlashAttention (2205.14135).
 
-Visibility is by slot. Slots below the row's `length` are committed and visible to every query. The window occupies slots
-length .. length + W - 1 and is seen through `mask` [B, W, W] (query, key). All others hold stale keys of rejected
-drafts or nothing at all; they are masked to -inf, never zeroed (a zeroed key would still enter the softmax).
+Visibility is by slot. Slots below the row's `length` are committed and visible to every query. The window occupies
+slots length .. length + W - 1 and is seen through `mask` [B, W, W] (query, key). All others hold stale keys of
+rejected drafts or nothing at all; they are masked to -inf, never zeroed (a zeroed key would enter the softmax).
 
 Rejected: attention over the whole capacity (3-10x slower at short lengths); [B, S, K, H] (the cache is transposed each
 step, 5x); one array per layer (copied inside `while_loop` for some shapes).
@@ -16,12 +16,20 @@ step, 5x); one array per layer (copied inside `while_loop` for some shapes).
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Bool, Float, Int
 
 BLOCK = 256
 _NEVER = -1e30  # finite, so that a block without a visible key leaves no NaN
 
 
-def attention(q_BWNH: Array, k_LBKSH: Array, v_LBKSH: Array, layer: int, length_B: Array, mask_BWW: Array) -> Array:
+def attention(
+    q_BWNH: Float[Array, "B W N H"],
+    k_LBKSH: Float[Array, "L B K S H"],
+    v_LBKSH: Float[Array, "L B K S H"],
+    layer: int,
+    length_B: Int[Array, "B"],
+    mask_BWW: Bool[Array, "B W W"],
+) -> Float[Array, "B W N H"]:
     """Scaled dot-product attention of a window over one layer of the cache.
 
     Args:
@@ -67,7 +75,12 @@ def attention(q_BWNH: Array, k_LBKSH: Array, v_LBKSH: Array, layer: int, length_
     return out.reshape(B, W, N, H).astype(q_BWNH.dtype)
 
 
-def attention_window(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, mask_BTT: Array) -> Array:
+def attention_window(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    mask_BTT: Bool[Array, "B T T"],
+) -> Float[Array, "B T N H"]:
     """Attention of a sequence over itself, without a cache: the differentiable form that training uses.
 
     Args:
@@ -91,7 +104,7 @@ def attention_window(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, mask_BTT: Arra
 
 
 def _visible(slots_s: Array, length_B: Array, mask_BWW: Array) -> Array:
-    """bool [B, W, s]: committed slots, and the window's own slots through its mask."""
+    """Bool [B, W, s]: committed slots, and the window's own slots through its mask."""
     W = mask_BWW.shape[1]
     offset_Bs = slots_s[None, :] - length_B[:, None]
     inside_Bs = (offset_Bs >= 0) & (offset_Bs < W)

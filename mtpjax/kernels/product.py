@@ -13,12 +13,15 @@ registers belongs behind this same function.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from jax.typing import DTypeLike
+from jaxtyping import Float
 
 FEW_ROWS = 16
 
 
-def product(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
+def product(x_RK: Float[Array, "R K"], w_FK: Float[Array, "F K"], out_dtype: DTypeLike) -> Float[Array, "R F"]:
     """Rows times a weight stored [out, in]: ``x @ w.T`` accumulated in f32.
 
     Args:
@@ -40,7 +43,7 @@ def product(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
     )
 
 
-def _dot(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
+def _dot(x_RK: Array, w_FK: Array, out_dtype: DTypeLike) -> Array:
     # Without HIGHEST, an f32 product would run in TF32 on GPU and in bf16 on TPU.
     precision = lax.Precision.HIGHEST if x_RK.dtype == jnp.float32 else None
     y_RF = lax.dot_general(
@@ -49,7 +52,7 @@ def _dot(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
     return y_RF.astype(out_dtype)
 
 
-def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
+def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: DTypeLike) -> Array:
     f32 = jnp.float32
     if x_RK.shape[0] == 1:
         y_RF = jnp.sum(w_FK.astype(f32) * x_RK.astype(f32), axis=1)[None, :]
@@ -58,14 +61,25 @@ def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: jnp.dtype) -> Array:
     return y_RF.astype(out_dtype)
 
 
-def dequantize_block(q_FK: Array, scale: Array, block: tuple[int, int], dtype: jnp.dtype) -> Array:
+def spread(values: Array | np.ndarray, shape: tuple[int, ...], block: tuple[int, int]) -> Array | np.ndarray:
+    """A value per block [ceil(F/b0), ceil(K/b1)], repeated to a value per element of `shape` [F, K]."""
+    return values.repeat(block[0], axis=0)[: shape[0]].repeat(block[1], axis=1)[:, : shape[1]]
+
+
+def dequantize_block(
+    q_FK: Float[Array, "F K"], scale: Float[Array, "f k"], block: tuple[int, int], dtype: DTypeLike
+) -> Float[Array, "F K"]:
     """``q * scale`` with one f32 scale per block: q [F, K], scale [ceil(F/b0), ceil(K/b1)] -> [F, K] in `dtype`."""
-    rows, cols = q_FK.shape
-    full = jnp.repeat(jnp.repeat(scale, block[0], axis=0)[:rows], block[1], axis=1)[:, :cols]
-    return (q_FK.astype(jnp.float32) * full).astype(dtype)
+    return (q_FK.astype(jnp.float32) * jnp.asarray(spread(scale, q_FK.shape, block))).astype(dtype)
 
 
-def product_block(x_RK: Array, q_FK: Array, scale: Array, block: tuple[int, int], out_dtype: jnp.dtype) -> Array:
+def product_block(
+    x_RK: Float[Array, "R K"],
+    q_FK: Float[Array, "F K"],
+    scale: Float[Array, "f k"],
+    block: tuple[int, int],
+    out_dtype: DTypeLike,
+) -> Float[Array, "R F"]:
     """`product` with a block-scaled FP8 weight: dequantise to the dtype of `x_RK`, then multiply (W8A16)."""
     x_RK, q_FK, scale = lax.optimization_barrier((x_RK, q_FK, scale))
     return product(x_RK, dequantize_block(q_FK, scale, block, x_RK.dtype), out_dtype)

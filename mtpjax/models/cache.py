@@ -9,17 +9,18 @@ leaves `length` alone: committing is adding to `length`, rolling back is not add
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jax.typing import DTypeLike
 
 from mtpjax.kernels.attention import BLOCK
+from mtpjax.records import Leaf
 
 
-@struct.dataclass
-class KVCache:
+class KVCache(struct.PyTreeNode):
     """Keys and values [L, B, K, S, H] and the committed length of each row, int32 [B]."""
 
-    k: Array
-    v: Array
-    length: Array
+    k: Leaf
+    v: Leaf
+    length: Leaf
 
     @property
     def capacity(self) -> int:
@@ -27,7 +28,7 @@ class KVCache:
         return self.k.shape[3]
 
 
-def init_cache(layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> KVCache:
+def init_cache(layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> KVCache:
     """An empty cache; `capacity` is rounded up to whole attention blocks (or, below one block, to 32 slots)."""
     step = BLOCK if capacity > BLOCK else 32
     slots = -(-capacity // step) * step

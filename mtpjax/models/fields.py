@@ -19,7 +19,7 @@ LARGEST: Final = 2**31 - 1  # every count of a model (rows, layers, positions) m
 def shown(value: object) -> str:
     """`value` on one line, cut to a length fit for an error message."""
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Fields:
         return default
 
     def wrong(self, key: str, value: object, expected: str) -> UserError:
+        """The error that says what a key holds and what it should; the caller raises it."""
         return UserError(f"{self.source}: {key} is {shown(value)}, expected {expected}")
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1) -> Any:
@@ -70,23 +71,18 @@ class Fields:
         return float(value)
 
     def boolean(self, key: str, default: Any = REQUIRED) -> Any:
+        """True or False; no number stands for either."""
         value = self.get(key, default)
         if value is not default and not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")
         return value
 
     def text(self, key: str, default: Any = REQUIRED) -> Any:
+        """A string."""
         value = self.get(key, default)
         if value is not default and not isinstance(value, str):
             raise self.wrong(key, value, "a string")
         return value
-
-    def choice(self, key: str, allowed: Mapping[str, str], default: Any = REQUIRED) -> str:
-        """`allowed[value]`, for a value spelled in one of several ways."""
-        value = self.text(key, default)
-        if value not in allowed:
-            raise self.wrong(key, value, f"one of {', '.join(allowed)}")
-        return allowed[value]
 
 
 def _listed(value: object) -> list[Any] | None:

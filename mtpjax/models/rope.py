@@ -57,7 +57,7 @@ def _yarn(base: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def cos_sin(rope: RopeConfig, head_dim: int, positions: Array) -> tuple[Array, Array]:
-    """cos and sin of every angle: int positions [B, W] -> two f32 [B, W, 1, H/2]."""
+    """Cos and sin of every angle: int positions [B, W] -> two f32 [B, W, 1, H/2]."""
     freq, scale = frequencies(rope, head_dim)
     angle = positions.astype(jnp.float32)[..., None, None] * freq[None, None, None, :]
     return jnp.cos(angle) * scale, jnp.sin(angle) * scale

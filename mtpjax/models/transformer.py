@@ -10,6 +10,8 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Int
 
 from mtpjax.models import cache as kv
 from mtpjax.models import rope
@@ -19,7 +21,8 @@ from mtpjax.quant import ops
 
 class Output(NamedTuple):
     """What one pass returns: logits f32 [B, W, V] (or [B, R, V], see `logits_at`), the hidden states asked for,
-    each [B, W, D], and the cache with the window written behind its committed slots (None if none was given)."""
+    each [B, W, D], and the cache with the window written behind its committed slots (None if none was given).
+    """
 
     logits: Array
     features: tuple[Array, ...]
@@ -36,7 +39,7 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         y = x.astype(jnp.float32)
         y = y * (1.0 / jnp.sqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps))
-        return (y * scale.astype(jnp.float32)).astype(x.dtype)
+        return (y * jnp.broadcast_to(scale.astype(jnp.float32), y.shape)).astype(x.dtype)
 
 
 class Weight(nn.Module):
@@ -119,12 +122,12 @@ class Transformer(nn.Module):
     @nn.compact
     def __call__(
         self,
-        ids: Array,
+        ids: Int[Array, "B W"],
         cache: kv.KVCache | None = None,
-        positions: Array | None = None,
-        mask: Array | None = None,
+        positions: Int[Array, "B W"] | None = None,
+        mask: Bool[Array, "*B W W"] | None = None,
         *,
-        logits_at: Array | None = None,
+        logits_at: Int[Array, "B R"] | None = None,
         features: tuple[int, ...] = (),
     ) -> Output:
         """One pass over a window.
@@ -159,7 +162,7 @@ class Transformer(nn.Module):
         out = table if c.tie_embeddings else Weight((c.vocab_size, c.d_model), name="head")()[0]
         return Output(ops.head(x, out), tuple(states[i] for i in features), cache)
 
-    def init_cache(self, batch: int, capacity: int, dtype: jnp.dtype | None = None) -> kv.KVCache:
+    def init_cache(self, batch: int, capacity: int, dtype: DTypeLike | None = None) -> kv.KVCache:
         """An empty cache for `batch` rows of at least `capacity` slots, in the compute dtype unless one is given."""
         c = self.config
         return kv.init_cache(c.n_layers, batch, c.n_kv_heads, capacity, c.head_dim, dtype or self.dtype)

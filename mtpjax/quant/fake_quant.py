@@ -28,9 +28,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from mtpjax.errors import UserError
+from mtpjax.kernels.product import spread
 from mtpjax.quant.formats import FORMATS
 from mtpjax.quant.policy import is_quantised_path, map_leaves
-from mtpjax.quant.qtensor import BLOCK, QTensor, block_amax, block_scale, spread
+from mtpjax.quant.qtensor import BLOCK, QTensor, block_amax, block_scale
 
 E4M3FN = FORMATS["e4m3fn"]
 
@@ -77,6 +78,6 @@ def fake_quant_params(params: Any, is_quantised: Callable[[tuple[str, ...]], boo
     def convert(path: tuple[str, ...], leaf: Any) -> Any:
         if isinstance(leaf, QTensor):
             raise UserError(f"parameter {'.'.join(path)!r} is already FP8: training needs float32 master weights")
-        return fake_quant(leaf, BLOCK) if is_quantised(path) else leaf
+        return fake_quant(jnp.asarray(leaf), BLOCK) if is_quantised(path) else leaf
 
     return map_leaves(convert, params)

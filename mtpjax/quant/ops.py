@@ -5,6 +5,7 @@ Each hands raw arrays to `mtpjax.kernels`, where the reference and the fast path
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from mtpjax.kernels.attention import attention, attention_window
 from mtpjax.kernels.product import product, product_block, silu_gate
@@ -16,7 +17,7 @@ Weight = Array | QTensor
 
 
 def project(x: Array, *weights: Weight) -> tuple[Array, ...]:
-    """x [..., K] times each weight [F_i, K]: a tuple of [..., F_i] in the dtype of x.
+    """X [..., K] times each weight [F_i, K]: a tuple of [..., F_i] in the dtype of x.
 
     Several weights at once (query, key and value; gate and up) are one call, so that a fused path may read x once.
     """
@@ -32,19 +33,19 @@ def mlp(x: Array, weights: tuple[Weight, Weight, Weight], biases: tuple[Array | 
     return add_bias(_apply(silu_gate(gate, up), weights[2], x.dtype), biases[2])
 
 
-def embed(ids: Array, weight: Weight, dtype: jnp.dtype) -> Array:
+def embed(ids: Array, weight: Weight, dtype: DTypeLike) -> Array:
     """Rows of the embedding [V, D] for int ids [...]: [..., D] in `dtype`."""
     if isinstance(weight, QTensor):
-        return take(weight, ids, dtype)
+        return jnp.asarray(take(weight, ids, dtype))
     return jnp.take(weight, ids, axis=0).astype(dtype)
 
 
 def head(x: Array, weight: Weight) -> Array:
     """Logits [..., V] in f32 from hidden states [..., D] and the output embedding [V, D]."""
-    return _apply(x, weight, jnp.dtype(jnp.float32))
+    return _apply(x, weight, jnp.float32)
 
 
-def _apply(x: Array, weight: Weight, out_dtype: jnp.dtype) -> Array:
+def _apply(x: Array, weight: Weight, out_dtype: DTypeLike) -> Array:
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(weight, QTensor):
         weight = frozen(weight)
@@ -55,5 +56,5 @@ def _apply(x: Array, weight: Weight, out_dtype: jnp.dtype) -> Array:
 
 
 def add_bias(y: Array, bias: Array | None) -> Array:
-    """y + bias, or y itself where the model has none."""
-    return y if bias is None else y + bias.astype(y.dtype)
+    """Y + bias, or y itself where the model has none."""
+    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)

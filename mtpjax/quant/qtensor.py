@@ -40,6 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mtpjax.errors import UserError
+from mtpjax.kernels.product import spread
 from mtpjax.quant.formats import FORMATS, ArrayLike, cast, namespace
 
 BLOCK = (128, 128)
@@ -48,8 +49,7 @@ RECIPROCAL_MAX = np.float32(1 / E4M3FN.max)
 TINY_AMAX = np.float32(2.0**-91)
 
 
-@flax.struct.dataclass
-class QTensor:
+class QTensor(flax.struct.PyTreeNode):
     """A quantised matrix, w ≈ q · scale.
 
     q:      float8_e4m3fn [out, in]
@@ -110,12 +110,6 @@ def block_amax(w: jax.Array, block: tuple[int, int]) -> jax.Array:
     return padded.reshape(down, rows, across, columns).max(axis=(1, 3))
 
 
-def spread(values: ArrayLike, shape: tuple[int, ...], block: tuple[int, int]) -> ArrayLike:
-    """A value per block, repeated to a value per element of `shape`."""
-    xp = namespace(values)
-    return xp.repeat(xp.repeat(values, block[0], axis=0)[: shape[0]], block[1], axis=1)[:, : shape[1]]
-
-
 def quantize(w: ArrayLike, block: tuple[int, int] = BLOCK, name: str = "") -> QTensor:
     """Quantise a float matrix [out, in]; numpy in, numpy out, a strip of blocks at a time; JAX in, JAX out.
 
@@ -125,7 +119,7 @@ def quantize(w: ArrayLike, block: tuple[int, int] = BLOCK, name: str = "") -> QT
     """
     _check(w, block, name)
     if namespace(w) is jnp:
-        qt = _quantize_jax(w, block)
+        qt = _quantize_jax(jnp.asarray(w), block)
         if not isinstance(w, jax.core.Tracer) and not bool(jnp.isfinite(qt.scale).all()):
             raise _not_finite(name)
         return qt

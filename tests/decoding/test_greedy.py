@@ -155,7 +155,7 @@ def test_the_context_end_shortens_the_draft():
     config = CONFIG.model_copy(update={"max_context": 96})
     target, params = tiny_target(config)
     request = make_request(target, PROMPTS[2:], max_new_tokens=200, drafter="ngram", depth=8)
-    state, stats = run(target, params, request)
+    state, _ = run(target, params, request)
     assert [len(row) for row in emitted_ids(state)] == [56, 6]
     plain, _ = run(target, params, make_request(target, PROMPTS[2:], max_new_tokens=200))
     assert emitted_ids(state) == emitted_ids(plain)

@@ -1,7 +1,7 @@
 """Sampled output has the target's own law: the joint law of whole short sequences (invariant 2, its simulated layer).
 
-The target is a table over five tokens, so the law of every sequence of three tokens is known exactly; 20,000 rows of the
-public loop are compared with it by chi-square. The drafter proposes from its own, different law.
+The target is a table over five tokens, so the law of every sequence of three tokens is known exactly; 20,000 rows of
+the public loop are compared with it by chi-square. The drafter proposes from its own, different law.
 """
 
 from itertools import product
@@ -92,7 +92,7 @@ def sample_counts(drafter, settings) -> np.ndarray:
     return np.bincount(code, minlength=V**LENGTH), stats
 
 
-@pytest.mark.parametrize("kind, settings", CASES)
+@pytest.mark.parametrize(("kind", "settings"), CASES)
 def test_joint_law_is_the_targets(kind, settings):
     settings = {**DEFAULTS, **settings}
     drafter = {

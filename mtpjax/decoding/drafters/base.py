@@ -8,12 +8,12 @@ from flax import struct
 from jax import Array
 
 from mtpjax.decoding.sampling import Law
+from mtpjax.records import Leaf
 
 State = Any
 
 
-@struct.dataclass
-class Proposal:
+class Proposal(struct.PyTreeNode):
     """What a drafter proposes for one verify window.
 
     Attributes:
@@ -25,18 +25,17 @@ class Proposal:
             (0, 1, 2, ...).
     """
 
-    tokens: Array
-    q: Array | None
-    count: Array
+    tokens: Leaf
+    q: Leaf | None
+    count: Leaf
     parents: tuple[int, ...] = struct.field(pytree_node=False)
 
 
-@struct.dataclass
-class Committed:
+class Committed(struct.PyTreeNode):
     """Tokens that a step committed: int32 [B, W], of which the first `count` [B] are real."""
 
-    tokens: Array
-    count: Array
+    tokens: Leaf
+    count: Leaf
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Prompt lookup: propose what followed the last time these words were said.
 
 The last n tokens are looked up in the prompt and the output so far; the tokens behind the match are the draft (Prompt
-Lookup Decoding, Saxena 2023). The longest matching suffix wins, and among equals the most recent. It costs no parameters
-and helps where output repeats input: summaries, code edits, quotations.
+Lookup Decoding, Saxena 2023). The longest matching suffix wins, and among equals the most recent. It costs no
+parameters and helps where output repeats input: summaries, code edits, quotations.
 
-A match p places back leaves only p tokens to copy. If the draft is longer it goes on copying its own beginning, which is
-what a loop of period p would say.
+A match p places back leaves only p tokens to copy. If the draft is longer it goes on copying its own beginning, which
+is what a loop of period p would say.
 
 State: the tokens so far [B, S] and their number [B]. The draft is deterministic: its law q is one-hot.
 """
@@ -16,17 +16,18 @@ from typing import Any
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jaxtyping import Int
 
 from mtpjax.decoding.drafters.base import Committed, Drafter, Proposal, chain
 from mtpjax.decoding.sampling import Law
+from mtpjax.records import Leaf
 
 
-@struct.dataclass
-class History:
+class History(struct.PyTreeNode):
     """Prompt and output: int32 [B, S], of which the first `length` [B] are real."""
 
-    tokens: Array
-    length: Array
+    tokens: Leaf
+    length: Leaf
 
 
 @lru_cache(maxsize=64)
@@ -58,7 +59,9 @@ def append(tokens_BS: Array, length_B: Array, committed: Committed) -> Array:
     return tokens_BS.at[jnp.arange(B)[:, None], slot].set(committed.tokens, mode="drop")
 
 
-def lookup(tokens_BS: Array, length_B: Array, depth: int, longest: int, shortest: int) -> tuple[Array, Array]:
+def lookup(
+    tokens_BS: Int[Array, "B S"], length_B: Int[Array, "B"], depth: int, longest: int, shortest: int
+) -> tuple[Int[Array, "B {depth}"], Int[Array, "B"]]:
     """Longest, then most recent earlier occurrence of each row's last tokens.
 
     Returns:

@@ -7,10 +7,10 @@ from flax import struct
 from jax import Array
 
 from mtpjax.decoding.drafters.base import Proposal
+from mtpjax.records import Leaf
 
 
-@struct.dataclass
-class Verdict:
+class Verdict(struct.PyTreeNode):
     """What a rule decided for each row.
 
     Attributes:
@@ -19,9 +19,9 @@ class Verdict:
         next_token: int32 [B], the token the target adds behind them.
     """
 
-    accepted: Array
-    path: Array
-    next_token: Array
+    accepted: Leaf
+    path: Leaf
+    next_token: Leaf
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Greedy verification: accept while the draft is what the target would have said.
 
-At temperature 0 this is rejection sampling with one-hot p. It needs only the arg-max of each place, so the loop takes it
-whenever every row is greedy and no law has to be made.
+At temperature 0 this is rejection sampling with one-hot p. It needs only the arg-max of each place, so the loop takes
+it whenever every row is greedy and no law has to be made.
 """
 
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def leading(ok_BD: Array) -> Array:
 
 
 def proposed(proposal: Proposal) -> Array:
-    """bool [B, depth]: which places hold a proposed token."""
+    """Bool [B, depth]: which places hold a proposed token."""
     return jnp.arange(proposal.tokens.shape[1])[None, :] < proposal.count[:, None]
 
 

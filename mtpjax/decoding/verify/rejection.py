@@ -13,6 +13,7 @@ token of probability 0; a residual that sums to 0 (p and q equal up to rounding)
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from mtpjax.decoding.drafters.base import Proposal
 from mtpjax.decoding.sampling import ACCEPT, BONUS, RESIDUAL, draw, tagged, uniforms
@@ -20,7 +21,7 @@ from mtpjax.decoding.verify.base import Rule, Verdict
 from mtpjax.decoding.verify.greedy import chain_path, leading, proposed
 
 
-def verify(p_BWV: Array, proposal: Proposal, key_B: Array) -> Verdict:
+def verify(p_BWV: Float[Array, "B W V"], proposal: Proposal, key_B: Array) -> Verdict:
     """Verify a chain: p f32 [B, W, V] with W = depth + 1."""
     depth = proposal.tokens.shape[1]
     at_draft = proposal.tokens[:, :, None]
@@ -38,7 +39,7 @@ def verify(p_BWV: Array, proposal: Proposal, key_B: Array) -> Verdict:
 
 
 def _draft_law(proposal: Proposal, place_B: Array, vocab: int) -> Array:
-    """q at one place of each row, f32 [B, V]; at the bonus place, which no row subtracts, any row of q serves."""
+    """Q at one place of each row, f32 [B, V]; at the bonus place, which no row subtracts, any row of q serves."""
     depth = proposal.tokens.shape[1]
     if depth == 0:
         return jnp.zeros((place_B.shape[0], vocab))

@@ -1,0 +1,45 @@
+"""The decode loop updates the cache where it lies: no copy of it in the buffer assignment."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mtpjax.decoding import loop
+from mtpjax.decoding.drafters import ngram, none
+from mtpjax.decoding.request import make_request
+from mtpjax.decoding.target import target_from_model
+from mtpjax.quant.policy import apply_precision
+from tests.tiny import CONFIG, tiny_model
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_the_cache_is_updated_in_place(precision, depth):
+    model, params = tiny_model()
+    model = model.copy(dtype=jnp.dtype("float32" if precision == "f32" else "bfloat16"))
+    params, target = apply_precision(params, precision), target_from_model(model)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, CONFIG.vocab_size, n).tolist() for n in (9, 30, 2, 60)]
+    drafter = ngram(depth) if depth else none()
+    request = make_request(target, prompts, max_new_tokens=1900, drafter=drafter)
+    arrays = map(jnp.asarray, (request.tokens, request.prompt_length, request.limit))
+    tail = request.law, jnp.asarray(request.stop_ids), jnp.asarray(request.seed)
+
+    def start(params):
+        state = loop.init_state(target, *arrays, *tail)
+        state = loop.prefill(params, state, target=target, rule=request.rule, chunk=request.chunk)
+        return loop.begin(params, state, drafter=drafter)
+
+    state = start(params)
+    compiled = loop.decode.lower(
+        params, state, jnp.int32(5), target=target, drafter=drafter, rule=request.rule
+    ).compile()
+    cache_bytes = sum(x.nbytes for x in jax.tree.leaves(state.cache))
+    memory = compiled.memory_analysis()
+    assert cache_bytes > 1_000_000 if precision == "f32" else 500_000
+    assert memory.temp_size_in_bytes < cache_bytes / 4, "a copy of the cache would be at least half of it"
+    assert memory.alias_size_in_bytes >= cache_bytes, "the state that comes in is the state that goes out"
+    shape = ",".join(map(str, state.cache.k.shape))
+    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line and f"[{shape}]" in line]
+    assert not copies
