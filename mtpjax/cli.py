@@ -84,17 +84,17 @@ def generate(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     drafter = args.drafter or ("ngram" if args.depth else None)
     from mtpjax.decoding.generate import stream
-    from mtpjax.decoding.request import find_drafter
+    from mtpjax.decoding.request import find_drafter, settings_per_row
     from mtpjax.io.lm import load
     from mtpjax.quant.policy import find_precision
 
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    settings = {name: getattr(args, name) for name in names}
     find_precision(args.precision)
     find_drafter(drafter, args.depth)
+    settings_per_row(1, **settings)  # whatever needs no model is refused before one is loaded
     _keep_compiled(args.compile_cache)
     lm = load(args.model, precision=args.precision)
-    settings = {
-        name: getattr(args, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
-    }
     run = stream(lm, prompt, drafter=drafter, depth=args.depth, chat=args.chat, **settings)
     if args.json:
         return _print_json(lm, run)
