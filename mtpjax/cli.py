@@ -348,12 +348,16 @@ def _generate_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="put the model's chat template around the prompt")
     parser.add_argument("--precision", default="bf16", help="f32, bf16, f16 or fp8 (default: bf16)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="the most tokens (default: 128)")
-    parser.add_argument("--drafter", metavar="NAME", help="who drafts: ngram (default: nobody, unless --depth is given)")
+    parser.add_argument(
+        "--drafter", metavar="NAME", help="who drafts: ngram (default: nobody, unless --depth is given)"
+    )
     parser.add_argument("--depth", type=int, metavar="N", help="drafted tokens per step; 0 is plain decoding")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest (default: off)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling (default: 1, off)")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="least share of the top (default: 0, off)")
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="least share of the top (default: 0, off)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampler (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object: text, ids, finish_reason, stats")
     _add_compile_cache(parser)

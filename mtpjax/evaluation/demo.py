@@ -17,8 +17,8 @@ from pydantic import Field, field_validator
 
 from mtpjax.config import Config, to_yaml
 from mtpjax.config.dialect import parse_yaml
-from mtpjax.decoding.result import Generation
 from mtpjax.decoding.request import bucket, find_drafter
+from mtpjax.decoding.result import Generation
 from mtpjax.evaluation import quality
 from mtpjax.evaluation.manifest import manifest
 from mtpjax.evaluation.memory import memory_report

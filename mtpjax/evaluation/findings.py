@@ -15,7 +15,11 @@ def findings(results: DemoResults) -> list[str]:
     said += [_loops(row) for row in speculative if row.precision == results.reference.precision]
     said += [_identity(results, row) for row in speculative if row.precision == results.reference.precision]
     for figures in results.precisions[1:]:
-        said += [_memory(results, figures.name), _precision_speed(results, figures.name), _quality(results, figures.name)]
+        said += [
+            _memory(results, figures.name),
+            _precision_speed(results, figures.name),
+            _quality(results, figures.name),
+        ]
     return [line for line in said if line]
 
 

@@ -241,7 +241,9 @@ def _facts(manifest: Mapping[str, Any]) -> str:
         "XLA flags": manifest["xla_flags"] or "none",
         "seeds": ", ".join(map(str, manifest["seeds"])),
         "model file": model["file"],
-        "sha256": digest if isinstance(digest, str) else ", ".join(f"{name}: {value}" for name, value in digest.items()),
+        "sha256": digest
+        if isinstance(digest, str)
+        else ", ".join(f"{name}: {value}" for name, value in digest.items()),
     }
     inside = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
     return f"<dl>{inside}</dl>"

@@ -38,7 +38,9 @@ def coloured(pieces: list[str], drafted: list[bool]) -> Text:
 
 def _symbol(character: str) -> str:
     code = ord(character)
-    return chr(0x2400 + code) if code < 0x20 else "\N{SYMBOL FOR DELETE}" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+    return (
+        chr(0x2400 + code) if code < 0x20 else "\N{SYMBOL FOR DELETE}" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+    )
 
 
 def _texts_of(results: DemoResults) -> list[Row]:

@@ -7,5 +7,5 @@ from tests.io.conftest import flat_random, tiny_config, write_hf
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    config = tiny_config(max_context=256)
+    config = tiny_config(max_context=256, n_layers=1)
     return write_hf(tmp_path_factory.mktemp("models") / "tiny", config, flat_random(config))

@@ -42,8 +42,9 @@ def test_what_was_there_before_stays(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("1")
-    with pytest.raises(UserError, match="file/demo: can't write a run folder there"), run_folder(
-        tmp_path / "file" / "demo"
+    with (
+        pytest.raises(UserError, match="file/demo: can't write a run folder there"),
+        run_folder(tmp_path / "file" / "demo"),
     ):
         pytest.fail("the work must not begin")
     assert (tmp_path / "file").read_text() == "1"
