@@ -1,7 +1,7 @@
 """The command line: `mtpjax demo | generate | train | config`.
 
-The only place that reads the environment and the arguments. Heavy imports happen inside the verbs, so that help comes at
-once. Bad input is one line on standard error and exit code 2; Ctrl-C is 130; a fault of ours keeps its traceback.
+The only place that reads the environment and the arguments. Heavy imports happen inside the verbs, so that help comes
+at once. Bad input is one line on standard error and exit code 2; Ctrl-C is 130; a fault of ours keeps its traceback.
 Results go to standard output, progress and figures about it to standard error.
 """
 
@@ -23,6 +23,7 @@ from mtpjax.errors import UserError
 if TYPE_CHECKING:
     from mtpjax.config import Config
     from mtpjax.decoding.generate import Stream
+    from mtpjax.decoding.result import Generation
     from mtpjax.io.lm import LM
 
 CONFIGS = {
@@ -101,7 +102,7 @@ def generate(args: argparse.Namespace) -> int:
     for text in _coloured(lm, run) if _colours() else _chunks(run):
         print(text, end="", flush=True)
     print()
-    out = run.result
+    out = cast("Generation", run.result)
     print(f"[{out.stats}, ended by {out.finish_reason[0]}]", file=sys.stderr)
     return 0
 
@@ -210,7 +211,7 @@ def _print_json(lm: "LM", run: "Stream") -> int:
 
     for _ in _chunks(run):
         pass
-    out = run.result
+    out = cast("Generation", run.result)
     values = {
         "model": lm.name,
         "precision": lm.precision,
@@ -279,7 +280,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    """The arguments as attributes. argparse by itself takes no `key=value` behind an option; here it may stand anywhere."""
+    """The arguments as attributes; unlike with argparse alone, `key=value` may stand behind options too."""
     parser = _parser()
     args, extra = parser.parse_known_args(arguments)
     known = getattr(args, "overrides", None)

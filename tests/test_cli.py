@@ -46,7 +46,9 @@ def run_apart(*arguments, **settings):
     """The command in a process of its own, as a person starts it."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     command = [sys.executable, "-m", "mtpjax", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **settings)
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, timeout=120, **settings
+    )
 
 
 def refused(capsys, *arguments):
@@ -298,7 +300,8 @@ def test_help_and_version_do_not_wait_for_jax():
     code += "assert not {'jax', 'numpy', 'pydantic', 'rich'} & set(sys.modules)"
     for argument in ("--help", "--version"):
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, env=environment)
+        command = [sys.executable, "-c", code, argument]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         assert (done.returncode, done.stderr) == (0, "")
         assert "mtpjax" in done.stdout
 
@@ -331,7 +334,7 @@ def test_a_reader_that_goes_away_is_no_fault():
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "mtpjax", "config", "schema"]
     with os.fdopen(write, "wb") as closed:
-        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment)
+        done = subprocess.run(command, check=False, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment)
     assert (done.returncode, done.stderr) == (1, "")
 
 

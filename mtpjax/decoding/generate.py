@@ -115,13 +115,14 @@ class Stream:
 
     def _run(self, lm: LM, request: Request, steps: int) -> Iterator[str]:
         decoder = lm.tokenizer.stream(continuation=True)
-        for state, stats in rounds(target_of(lm), lm.params, request, steps):
+        for done in rounds(target_of(lm), lm.params, request, steps):
+            state, _ = done
             sent = len(self.ids)
             self.ids, self.drafted = emitted_ids(state)[0], emitted_drafted(state)[0]
             chunk = decoder.push(self.ids[sent:])
             if chunk:
                 yield chunk
-        self.result = _generation(lm, state, stats)
+        self.result = _generation(lm, *done)
         rest = decoder.flush()
         if rest:
             yield rest

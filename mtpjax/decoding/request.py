@@ -109,7 +109,7 @@ def settings_per_row(
     min_p: float | Sequence[float],
     seed: int | Sequence[int],
 ) -> dict[str, list]:
-    """The numbers of a request, one for each of B rows; needs no model. UserError for the first that is out of range."""
+    """The numbers of a request, one for each of B rows; needs no model. UserError for one out of range."""
     numbers = {
         "max_new_tokens": _per_row("max_new_tokens", max_new_tokens, B, int, 0, 2**31 - 1),
         "temperature": _per_row("temperature", temperature, B, float, 0.0, 1e6),

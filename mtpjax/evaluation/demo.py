@@ -134,14 +134,13 @@ def run(config: DemoConfig, model: Path | None, say: Say = lambda _: None) -> De
     rows: list[Row] = []
     precisions: list[PrecisionFigures] = []
     margins: Margins = {}
+    lm, load_s = _load(model, config.precisions[0], say)
+    prompts = tuple(_prompt_text(lm, prompt) for prompt in config.prompts)
+    capacity = _capacity(config, prompts)
     reference: LM | None = None
     for name in config.precisions:
-        start = perf_counter()
-        lm = load(model, precision=name)
-        load_s = perf_counter() - start
-        say(f"{lm.name} in {name}: {lm.n_bytes / 1e6:,.0f} MB of weights, loaded in {load_s:.1f} s")
-        prompts = tuple(_prompt_text(lm, prompt) for prompt in config.prompts)
-        capacity = _capacity(config, prompts)
+        if name != lm.precision:
+            lm, load_s = _load(model, name, say)
         precisions.append(_precision(config, lm, reference, load_s, capacity))
         say(f"  loss of the passage {precisions[-1].nll:.4f} nats/token")
         reference = None if name == config.precisions[-1] else reference or lm
@@ -161,6 +160,14 @@ def run(config: DemoConfig, model: Path | None, say: Say = lambda _: None) -> De
         precisions=tuple(precisions),
         rows=tuple(rows),
     )
+
+
+def _load(model: Path | None, precision: str, say: Say) -> tuple[LM, float]:
+    start = perf_counter()
+    lm = load(model, precision=precision)
+    load_s = perf_counter() - start
+    say(f"{lm.name} in {precision}: {lm.n_bytes / 1e6:,.0f} MB of weights, loaded in {load_s:.1f} s")
+    return lm, load_s
 
 
 def _precision(config: DemoConfig, lm: LM, reference: LM | None, load_s: float, capacity: int) -> PrecisionFigures:

@@ -1,4 +1,4 @@
-"""Figures as inline SVG: a few shapes by hand, coloured by the page's CSS, so that they are sharp, small and both-themed.
+"""Figures as inline SVG: a few shapes by hand, coloured by the page's CSS, so that they are sharp and fit both themes.
 
 Each function returns one `<svg>` for a drawing `WIDTH` units wide, which the page scales. All text is escaped here.
 Classes `s0`, `s1`, ... are the page's series colours; `s0l` is the light tint of the first.

@@ -22,6 +22,18 @@ PAGE = """<!doctype html>
 <title>{title}</title><style>{css}</style></head>
 <body><main>{body}</main></body></html>
 """
+METHOD = """\
+Each prompt is put into the model's chat template and continued alone (batch 1), greedily, up to the row's token limit
+or the end of the text. A run in which anything had to be compiled is a warm-up and is made again; compile time is in
+no other figure. The depths take turns on each prompt, so that a machine that slows down slows them alike.
+
+Decoding speed leaves out the first token, whose time is given apart (prompt pass and first choice). One pass is the
+target's, with the drafter and the bookkeeping around it. v is the cost of a pass over the drafts in passes of plain
+decoding, τ the tokens that such a pass commits; speculation pays where τ is larger than v.
+
+Loss, KL and top-1 agreement are teacher-forced on a text written for this purpose. Repetition is over the tokens
+generated, so rows with other budgets are not comparable in it: rep-4, tokens that stand among the four before them;
+seq-rep-4, 4-grams that come back; distinct-n, different n-grams among all."""
 SERIES = 4
 HISTOGRAM = ("s1l", "s0l", "s2l", "s2", "s0", "s3l", "s3", "s1", "s1l")
 
@@ -169,8 +181,8 @@ def _agreement(results: DemoResults) -> str:
 def _texts_intro(results: DemoResults) -> str:
     cut = '<span class="cut">▸</span>'
     return (
-        f"<p><mark>Marked tokens</mark> are accepted drafts of the {escape(results.drafter)} drafter; the others are the "
-        f"model's own. {cut} stands where a text first differs from {escape(row_name(results.reference))}.</p>"
+        f"<p><mark>Marked tokens</mark> are accepted drafts of the {escape(results.drafter)} drafter; the others are "
+        f"the model's own. {cut} stands where a text first differs from {escape(row_name(results.reference))}.</p>"
     )
 
 
@@ -212,32 +224,21 @@ def marked(sample: Sample) -> str:
 
 
 def _method(results: DemoResults) -> str:
-    paragraphs = (
-        "Each prompt is put into the model's chat template and continued alone (batch 1), greedily, up to the row's token "
-        "limit or the end of the text. A run in which anything had to be compiled is a warm-up and is made again; "
-        "compile time is in no other figure. The depths take turns on each prompt, so that a machine that slows down "
-        "slows them alike.",
-        "Decoding speed leaves out the first token, whose time is given apart (prompt pass and first choice). One pass "
-        "is the target's, with the drafter and the bookkeeping around it. v is the cost of a pass over the drafts in "
-        "passes of plain decoding, τ the tokens that such a pass commits; speculation pays where τ is larger than v.",
-        "Loss, KL and top-1 agreement are teacher-forced on a text written for this purpose. Repetition is over the "
-        "tokens generated, so rows with other budgets are not comparable in it: rep-4, tokens that stand among the four "
-        "before them; seq-rep-4, 4-grams that come back; distinct-n, different n-grams among all.",
-        f"The reference of every comparison is {row_name(results.reference)}.",
-    )
-    return "".join(f"<p>{escape(text)}</p>" for text in paragraphs)
+    text = f"{METHOD}\n\nThe reference of every comparison is {row_name(results.reference)}."
+    return "".join(f"<p>{escape(paragraph)}</p>" for paragraph in text.split("\n\n"))
 
 
 def _facts(manifest: Mapping[str, Any]) -> str:
     source, device, model = manifest["source"], manifest["device"], manifest["model"]
     commit = source["commit"] or "no checkout"
     digest = model["sha256"]
+    machine = (device["platform"], device["kind"], device["processor"], f"{device['cpus']} CPUs", device["system"])
     facts = {
         "date": manifest["date_utc"],
         "command": " ".join(manifest["command"]),
         "commit": f"{commit}{' with changes' if source['dirty'] else ''}",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest["versions"].items() if version),
-        "device": f"{device['platform']}, {device['kind']}, {device['processor']}, {device['cpus']} CPUs, {device['system']}",
+        "device": ", ".join(machine),
         "XLA flags": manifest["xla_flags"] or "none",
         "seeds": ", ".join(map(str, manifest["seeds"])),
         "model file": model["file"],

@@ -26,17 +26,21 @@ def test_two_runs_in_one_second(tmp_path):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_run_that_fails_leaves_nothing(tmp_path, error):
-    with pytest.raises(error), run_folder(tmp_path / "runs" / "demo") as folder:
-        (folder.work / "x").write_text("1")
-        raise error
+    def run():
+        with run_folder(tmp_path / "runs" / "demo") as folder:
+            (folder.work / "x").write_text("1")
+            raise error
+
+    with pytest.raises(error):
+        run()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_there_before_stays(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").write_text("1")
-    with pytest.raises(ValueError), run_folder(tmp_path / "runs" / "demo"):
-        raise ValueError
+    with pytest.raises(ZeroDivisionError), run_folder(tmp_path / "runs" / "demo"):
+        raise ZeroDivisionError
     assert [f.name for f in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
