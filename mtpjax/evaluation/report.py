@@ -13,7 +13,7 @@ from mtpjax.evaluation import figures
 from mtpjax.evaluation.figures import Bar, Positions, Stack
 from mtpjax.evaluation.findings import findings, signed
 from mtpjax.evaluation.records import DemoResults, PromptText, Row, Sample, gain
-from mtpjax.evaluation.tables import MB, describe, memory_rows, row_name, table_rows
+from mtpjax.evaluation.tables import LEGEND, MB, describe, memory_rows, row_name, table_rows
 from mtpjax.evaluation.throughput import Spread
 
 PAGE = """<!doctype html>
@@ -46,7 +46,11 @@ def render(results: DemoResults, manifest: Mapping[str, Any]) -> str:
         _section("What it says", _list(findings(results))),
         _section("Figures", f'<div class="figures">{"".join(_figures(results))}</div>'),
         _section("The texts", _texts_intro(results), *[_prompt(results, prompt) for prompt in results.prompts]),
-        _section("Every figure", _table(["", *map(row_name, results.rows)], table_rows(results))),
+        _section(
+            "Every figure",
+            f'<p class="soft">{escape(LEGEND)}</p>',
+            _table(["", *map(row_name, results.rows)], table_rows(results)),
+        ),
         _section(
             "Bytes asked for and got",
             "<p>Read from the arrays themselves.</p>",

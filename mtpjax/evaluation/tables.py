@@ -4,6 +4,12 @@ from mtpjax.evaluation.records import DemoResults, Row, Sample, gain
 from mtpjax.evaluation.repetition import repetition
 
 MB = 1e6
+LEGEND = (
+    "Speeds and first token: median over the prompts. Compiling is in no other figure. τ: tokens that a pass commits. "
+    "v: cost of a pass in passes of plain decoding. By position: accepted of what was proposed there; conditional: "
+    "given those before. Histogram: drafts of which 0, 1, … tokens were accepted. Same texts, KL, top-1: against the "
+    "first row."
+)
 
 
 def row_name(row: Row) -> str:
@@ -28,26 +34,26 @@ def table_rows(results: DemoResults) -> list[tuple[str, list[str]]]:
     totals = [row.total for row in rows]
     repeats = [repetition([sample.ids for sample in row.samples]) for row in rows]
     return [
-        ("prompts × most tokens", [f"{len(row.samples)} × {row.max_new_tokens}" for row in rows]),
-        ("decode, tok/s (median)", [f"{row.tok_s.median:.1f}" for row in rows]),
-        ("  least … greatest", [f"{row.tok_s.low:.1f} … {row.tok_s.high:.1f}" for row in rows]),
-        ("first token, ms (median)", [f"{row.first_token_ms.median:.0f}" for row in rows]),
+        ("prompts × tokens", [f"{len(row.samples)} × {row.max_new_tokens}" for row in rows]),
+        ("decode, tok/s", [f"{row.tok_s.median:.1f}" for row in rows]),
+        ("  range", [f"{row.tok_s.low:.1f} … {row.tok_s.high:.1f}" for row in rows]),
+        ("first token, ms", [f"{row.first_token_ms.median:.0f}" for row in rows]),
         ("one pass, ms", [f"{row.pass_ms:.1f}" for row in rows]),
-        ("compiling, s (apart)", [f"{row.compile_s:.1f}" for row in rows]),
+        ("compiling, s", [f"{row.compile_s:.1f}" for row in rows]),
         ("tokens a pass τ", [f"{t.acceptance_length:.2f}" for t in totals]),
-        ("cost of a window v", [f"{g.cost:.2f}" if g else "" for g in gains]),
-        ("gain expected, τ/v", [f"{g.expected:.2f}×" if g else "" for g in gains]),
-        ("gain measured (median)", [f"{g.measured:.2f}×" if g else "" for g in gains]),
-        ("acceptance rate", [f"{t.acceptance_rate:.1%}" if t.depth else "" for t in totals]),
+        ("window cost v", [f"{g.cost:.2f}" if g else "" for g in gains]),
+        ("gain, τ/v", [f"{g.expected:.2f}×" if g else "" for g in gains]),
+        ("gain, measured", [f"{g.measured:.2f}×" if g else "" for g in gains]),
+        ("accepted", [f"{t.acceptance_rate:.1%}" if t.depth else "" for t in totals]),
         ("  by position", [_rates(t.rates_unconditional) for t in totals]),
-        ("  given those before", [_rates(t.rates_conditional) for t in totals]),
-        ("drafts, 0, 1, … accepted", [" ".join(map(str, t.accept_histogram)) if t.depth else "" for t in totals]),
-        ("texts as the reference", [f"{row.identical} of {len(row.samples)}" for row in rows]),
+        ("  conditional", [_rates(t.rates_conditional) for t in totals]),
+        ("  histogram", [" ".join(map(str, t.accept_histogram)) if t.depth else "" for t in totals]),
+        ("same texts", [f"{row.identical} of {len(row.samples)}" for row in rows]),
         ("weights, MB", [f"{f.bytes['weights'] / MB:.1f}" for f in figures]),
         ("scales, MB", [f"{f.bytes['scales'] / MB:.2f}" for f in figures]),
-        (f"cache of {results.capacity}, MB", [f"{f.bytes['cache'] / MB:.1f}" for f in figures]),
+        ("cache, MB", [f"{f.bytes['cache'] / MB:.1f}" for f in figures]),
         ("loss, nats/token", [f"{f.nll:.4f}" for f in figures]),
-        ("KL to the reference", [f"{f.kl:.4f}" if f.kl is not None else "" for f in figures]),
+        ("KL, nats/token", [f"{f.kl:.4f}" if f.kl is not None else "" for f in figures]),
         ("top-1 agreement", [f"{f.top1_agreement:.1%}" if f.top1_agreement is not None else "" for f in figures]),
         *((name, [f"{found[name]:.3f}" for found in repeats]) for name in repeats[0]),
     ]

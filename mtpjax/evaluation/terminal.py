@@ -1,5 +1,6 @@
 """The demo's results for a terminal; without one the same text comes plain."""
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
@@ -8,7 +9,7 @@ from rich.text import Text
 
 from mtpjax.evaluation.findings import findings
 from mtpjax.evaluation.records import DemoResults, Row
-from mtpjax.evaluation.tables import describe, table_rows
+from mtpjax.evaluation.tables import LEGEND, describe, table_rows
 
 ACCEPTED = "black on green"
 
@@ -18,6 +19,7 @@ def show(results: DemoResults, console: Console) -> None:
     for row in _texts_of(results):
         _show_texts(results, row, console)
     console.print(_table(results))
+    console.print(Text(LEGEND, style="dim"))
     console.print()
     for line in findings(results):
         console.print(Text("• " + line))
@@ -73,8 +75,8 @@ def _compared(row: Row, prompt: str) -> str:
 
 
 def _table(results: DemoResults) -> Table:
-    table = Table(title=escape(results.model), title_justify="left", header_style="bold", pad_edge=False)
-    table.add_column("")
+    table = Table(title=escape(results.model), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", no_wrap=True)
     for row in results.rows:
         table.add_column(f"{row.precision}\ndepth {row.depth}", justify="right", no_wrap=True)
     for what, values in table_rows(results):
