@@ -133,16 +133,7 @@ def rounds(
     params = Params(target_params, request.drafter_params)
     with CompileClock() as clock:
         start, compiled = time.perf_counter(), clock.seconds
-        state = loop.init_state(
-            target,
-            request.drafter.memory,
-            jnp.asarray(request.tokens),
-            jnp.asarray(request.prompt_length),
-            jnp.asarray(request.limit),
-            request.law,
-            jnp.asarray(request.stop_ids),
-            jnp.asarray(request.seed),
-        )
+        state = start_state(target, request)
         state = loop.prefill(
             params,
             state,
@@ -164,6 +155,18 @@ def rounds(
             jax.block_until_ready(state.length)
             decode_s += time.perf_counter() - start - (clock.seconds - compiled)
             yield state, _stats(request, params, state, clock.seconds, prefill_s, decode_s)
+
+
+def start_state(target: Target, request: Request) -> DecodeState:
+    """The state that `prefill` takes: copies of the request's arrays on the device, an empty cache, an empty memory.
+
+    Copies, since the loops overwrite what they are given, and a request may be run again.
+    """
+    tokens, prompt_length, limit, law, stop_ids, seed = jax.tree.map(
+        lambda x: jnp.array(x, copy=True),
+        (request.tokens, request.prompt_length, request.limit, request.law, request.stop_ids, request.seed),
+    )
+    return loop.init_state(target, request.drafter.memory, tokens, prompt_length, limit, law, stop_ids, seed)
 
 
 def run(target: Target, target_params: Any, request: Request) -> tuple[DecodeState, Stats]:

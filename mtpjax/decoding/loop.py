@@ -1,4 +1,4 @@
-"""The way of a token: prefill -> loop { draft -> verify -> commit }, compiled whole.
+"""The way of a token: prefill -> loop { draft -> score -> verify -> commit -> settle }, compiled whole.
 
 Two jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks, tells the drafter's
 memory, and commits the first token; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode` may run
@@ -193,17 +193,13 @@ def decode(
 
 
 def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule) -> DecodeState:
-    """One round of draft, verify and commit for all rows."""
+    """One round of all stages for all rows."""
     proposal = draft(params, state, drafter)
     logits, features, cache = score(params, state, proposal, target, drafter.memory.features)
     verdict = verify(target, rule, state, proposal, logits)
     before = state.length
     state = commit(state.replace(cache=cache), proposal, verdict, count=True)
-    told = Committed(_window(state, before, drafter.depth + 1), state.length - before)
-    return state.replace(
-        cache=target.set_length(state.cache, state.length - 1),
-        memory=drafter.memory.update(params, state.memory, told, features),
-    )
+    return settle(params, state, before, features, target, drafter)
 
 
 def draft(params: Params, state: DecodeState, drafter: Drafter) -> Proposal:
@@ -243,7 +239,7 @@ def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, l
 def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool = False) -> DecodeState:
     """Append the accepted tokens and the target's own, up to a stop id or the limit; `count` them if asked.
 
-    Finished rows emit nothing. The cache is left as it is: the caller moves its committed length.
+    Finished rows emit nothing. The cache is left as it is: `settle` moves its committed length.
     """
     B, depth = proposal.tokens.shape
     offset = jnp.arange(depth + 1)[None, :]
@@ -268,6 +264,25 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool
         drafted=drafted,
         length=length,
         status=jnp.where(was_running, status, state.status),
+    )
+
+
+def settle(
+    params: Params,
+    state: DecodeState,
+    before_B: Array,
+    features: tuple[Array, ...],
+    target: Target,
+    drafter: Drafter,
+) -> DecodeState:
+    """After a commit: the cache keeps what was committed, and the drafter's memory is told of it.
+
+    `before` int32 [B] is each row's length before the commit, `features` what `score` returned beside the logits.
+    """
+    told = Committed(_window(state, before_B, drafter.depth + 1), state.length - before_B)
+    return state.replace(
+        cache=target.set_length(state.cache, state.length - 1),
+        memory=drafter.memory.update(params, state.memory, told, features),
     )
 
 
