@@ -9,6 +9,8 @@
     with progress("compiling"):
         ...
 
+Inside another the inner one shows nothing: two bars would overwrite each other.
+
 Everything goes to standard error, so that standard output holds results alone. In a notebook too the lines are plain:
 a bar would need a widget that is not there when the notebook is read later.
 """
@@ -17,6 +19,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from contextvars import ContextVar
 from time import monotonic
 
 from rich.console import Console
@@ -28,6 +31,7 @@ LINE_EVERY_S = 5.0
 """The least time between two plain lines."""
 TICK_S = 0.5
 """How often a look is taken at work that does not advance, such as a compilation."""
+_inside: ContextVar[bool] = ContextVar("inside a progress", default=False)
 
 
 def track[T](iterable: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
@@ -43,6 +47,9 @@ def track[T](iterable: Iterable[T], label: str, total: int | None = None) -> Ite
 @contextlib.contextmanager
 def progress(label: str, total: int | None = None) -> Generator[Callable[[int], None]]:
     """Gives `advance(n)`, to be called after each `n` units of `total` (None: unknown)."""
+    if _inside.get():
+        yield lambda n=1: None
+        return
     view = _Bar(label, total) if sys.stderr.isatty() else _Lines(label, total)
     start, done = monotonic(), 0
     lock, ended = threading.Lock(), threading.Event()
@@ -63,9 +70,11 @@ def progress(label: str, total: int | None = None) -> Generator[Callable[[int], 
             look()
 
     threading.Thread(target=watch, name=f"progress of {label}", daemon=True).start()
+    _inside.set(True)
     try:
         yield advance
     finally:
+        _inside.set(False)
         ended.set()
         with lock:
             view.end(done, monotonic() - start)
