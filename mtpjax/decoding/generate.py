@@ -99,10 +99,14 @@ class Stream:
     """Iterator over the chunks of one row's text.
 
     Attributes:
+        ids: the ids emitted so far.
+        drafted: for each of them whether it was an accepted draft.
         result: the whole `Generation`, once the iterator has ended; None before.
     """
 
     def __init__(self, lm: LM, request: Request, steps_per_chunk: int) -> None:
+        self.ids: list[int] = []
+        self.drafted: list[bool] = []
         self.result: Generation | None = None
         self._chunks = self._run(lm, request, steps_per_chunk)
 
@@ -110,14 +114,15 @@ class Stream:
         return self._chunks
 
     def _run(self, lm: LM, request: Request, steps: int) -> Iterator[str]:
-        decoder, sent = lm.tokenizer.stream(continuation=True), 0
-        for state, stats in rounds(target_of(lm), lm.params, request, steps):
-            ids = emitted_ids(state)[0]
-            self.result = _generation(lm, state, stats)
-            chunk = decoder.push(ids[sent:])
-            sent = len(ids)
+        decoder = lm.tokenizer.stream(continuation=True)
+        for done in rounds(target_of(lm), lm.params, request, steps):
+            state, _ = done
+            sent = len(self.ids)
+            self.ids, self.drafted = emitted_ids(state)[0], emitted_drafted(state)[0]
+            chunk = decoder.push(self.ids[sent:])
             if chunk:
                 yield chunk
+        self.result = _generation(lm, *done)
         rest = decoder.flush()
         if rest:
             yield rest

@@ -41,7 +41,8 @@ class Scores:
 class Distance:
     """One model's laws against a reference's on the same text.
 
-    kl: mean KL(reference || model), nats a token. top1_agreement: share of places with the same arg-max. tokens: places.
+    kl: mean KL(reference || model), nats a token. top1_agreement: share of places with the same arg-max. tokens: how
+    many places.
     """
 
     kl: float
