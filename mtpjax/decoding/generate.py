@@ -13,11 +13,11 @@ import numpy as np
 
 from mtpjax.decoding import loop
 from mtpjax.decoding.compile_clock import CompileClock
-from mtpjax.decoding.drafters import Drafter
+from mtpjax.decoding.drafters import Drafter, Params
 from mtpjax.decoding.loop import DecodeState
 from mtpjax.decoding.request import Request, make_request
 from mtpjax.decoding.result import Generation, Stats, emitted_drafted, emitted_ids, finish_reasons
-from mtpjax.decoding.target import Params, Target, target_from_model
+from mtpjax.decoding.target import Target, target_from_model
 from mtpjax.decoding.verify import Rule
 from mtpjax.errors import UserError
 from mtpjax.io.lm import LM
@@ -129,27 +129,27 @@ class Stream:
 
 
 def rounds(
-    target: Target, params: Params, request: Request, steps: int = STEPS_PER_CALL
+    target: Target, target_params: Any, request: Request, steps: int = STEPS_PER_CALL
 ) -> Iterator[tuple[DecodeState, Stats]]:
     """Prefill, then decode `steps` steps at a time: yields the state after each, with the figures so far.
 
     The loops overwrite the state they are given: read what you need of it before asking for the next.
     """
+    params = Params(target_params, request.drafter_params)
     with CompileClock() as clock:
         start, compiled = time.perf_counter(), clock.seconds
-        state = loop.init_state(
-            target,
-            jnp.asarray(request.tokens),
-            jnp.asarray(request.prompt_length),
-            jnp.asarray(request.limit),
-            request.law,
-            jnp.asarray(request.stop_ids),
-            jnp.asarray(request.seed),
+        state = start_state(target, request)
+        state = loop.prefill(
+            params,
+            state,
+            target=target,
+            memory=request.drafter.memory,
+            rule=request.rule,
+            chunk=request.chunk,
         )
-        state = loop.prefill(params, state, target=target, rule=request.rule, chunk=request.chunk)
         jax.block_until_ready(state.length)
         prefill_s = time.perf_counter() - start - (clock.seconds - compiled)
-        state = loop.begin(params, state, drafter=request.drafter)
+        state = loop.start_counting(state, request.drafter.depth)
         decode_s = 0.0
         yield state, _stats(request, params, state, clock.seconds, prefill_s, decode_s)
         while np.any(np.asarray(state.status) == loop.RUNNING):
@@ -162,12 +162,24 @@ def rounds(
             yield state, _stats(request, params, state, clock.seconds, prefill_s, decode_s)
 
 
-def run(target: Target, params: Params, request: Request) -> tuple[DecodeState, Stats]:
+def start_state(target: Target, request: Request) -> DecodeState:
+    """The state that `prefill` takes: copies of the request's arrays on the device, an empty cache, an empty memory.
+
+    Copies, since the loops overwrite what they are given, and a request may be run again.
+    """
+    tokens, prompt_length, limit, law, stop_ids, seed = jax.tree.map(
+        lambda x: jnp.array(x, copy=True),
+        (request.tokens, request.prompt_length, request.limit, request.law, request.stop_ids, request.seed),
+    )
+    return loop.init_state(target, request.drafter.memory, tokens, prompt_length, limit, law, stop_ids, seed)
+
+
+def run(target: Target, target_params: Any, request: Request) -> tuple[DecodeState, Stats]:
     """Drive a request to its end: the final state and its figures. For any target, ours or a user's own."""
     wanted = int(np.sum(request.limit - request.prompt_length))
     with progress("generating", total=wanted) as advance:
         done = 0
-        for latest in rounds(target, params, request):
+        for latest in rounds(target, target_params, request):
             advance(latest[1].new_tokens - done)
             done = latest[1].new_tokens
     return latest

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ class Request:
         drafter: the drafter, `none()` for plain decoding.
         rule: the acceptance rule.
         chunk: prompt tokens per prefill pass; divides S.
+        drafter_params: the drafter's parameters; None for one without.
     """
 
     tokens: np.ndarray
@@ -43,6 +45,7 @@ class Request:
     drafter: Drafter
     rule: Rule
     chunk: int
+    drafter_params: Any = None
 
 
 def make_request(
@@ -59,6 +62,7 @@ def make_request(
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
     stop_ids: Sequence[int] = (),
+    drafter_params: Any = None,
 ) -> Request:
     """Check everything a person may get wrong, one line each (`UserError`), and lay the batch out."""
     B = len(prompts)
@@ -96,6 +100,7 @@ def make_request(
         drafter=chosen_drafter,
         rule=chosen_rule,
         chunk=chunk,
+        drafter_params=drafter_params,
     )
 
 

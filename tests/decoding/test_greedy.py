@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mtpjax.decoding import loop
-from mtpjax.decoding.drafters import Drafter, Proposal, chain, ngram, none
-from mtpjax.decoding.generate import rounds, run
+from mtpjax.decoding.drafters import Drafter, Memory, Params, Proposal, chain, ngram, none
+from mtpjax.decoding.generate import rounds, run, start_state
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.result import emitted_drafted, emitted_ids, finish_reasons
 from tests.tiny import CONFIG, tiny_target
@@ -54,16 +54,17 @@ def oracle(depth: int, answers: list[list[int]], wrong_from: int = 99) -> Drafte
     width = max(len(a) for a in answers) + depth + 1
     table = jnp.asarray([a + [0] * (width - len(a)) for a in answers], jnp.int32)
 
-    def init(params, tokens_BS, length_B):
-        return jnp.ones_like(length_B)
+    # What it keeps is how many tokens were said; the prompt's are taken off.
+    prompt_B = jnp.asarray([len(prompt) for prompt in PROMPTS])
+    memory = Memory(lambda B, S: -prompt_B, lambda params, done, committed, features: done + committed.count)
 
-    def propose(done_B, key_B, law):
+    def propose(params, done_B, key_B, law):
         at = done_B[:, None] + jnp.arange(depth)[None, :]
         tokens = jnp.take_along_axis(table, at, axis=1)
         tokens = jnp.where(jnp.arange(depth)[None, :] >= wrong_from, (tokens + 1) % CONFIG.vocab_size, tokens)
         return Proposal(tokens, None, jnp.full_like(done_B, depth), chain(depth))
 
-    return Drafter("oracle", init, propose, lambda done, committed, features: done + committed.count, depth)
+    return Drafter("oracle", depth, memory, propose)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
@@ -194,25 +195,29 @@ def test_numbers_do_not_recompile():
     assert (loop.decode._cache_size(), loop.prefill._cache_size()) == before
 
 
+def test_a_request_can_be_run_again():
+    target, params = tiny_target()
+    request = make_request(target, PROMPTS[:2], max_new_tokens=5, temperature=0.8, seed=3)
+    assert emitted_ids(run(target, params, request)[0]) == emitted_ids(run(target, params, request)[0])
+
+
 def test_each_stage_can_be_called_alone_outside_jit():
     target, params = tiny_target()
     plain, _, _ = continuation(PROMPTS[1:2], max_new_tokens=6)
     request = make_request(target, PROMPTS[1:2], max_new_tokens=6, drafter="ngram", depth=2)
     drafter = request.drafter
-    state = loop.init_state(
-        target,
-        *map(jnp.asarray, (request.tokens, request.prompt_length, request.limit)),
-        request.law,
-        jnp.asarray(request.stop_ids),
-        jnp.asarray(request.seed),
-    )
-    state = loop.begin(params, loop.prefill(params, state, target=target, rule=request.rule, chunk=64), drafter=drafter)
-    proposal = loop.draft(state, drafter)
-    logits, _, cache = loop.score(params, state, proposal, target, ())
-    verdict = loop.verify(target, request.rule, state, proposal, logits)
-    state = loop.commit(state.replace(cache=cache), proposal, verdict)
-    ids = emitted_ids(state)[0]
-    assert ids == plain[0][: len(ids)] and len(ids) >= 2
+    params, state = Params(params), start_state(target, request)
+    state = loop.prefill(params, state, target=target, memory=drafter.memory, rule=request.rule, chunk=64)
+    while state.status[0] == loop.RUNNING:
+        proposal = loop.draft(params, state, drafter)
+        logits, features, cache = loop.score(params, state, proposal, target, drafter.memory.features)
+        verdict = loop.verify(target, request.rule, state, proposal, logits)
+        before = state.length
+        state = loop.commit(state.replace(cache=cache), proposal, verdict)
+        state = loop.settle(params, state, before, features, target, drafter)
+        assert state.cache.length.tolist() == (state.length - 1).tolist()
+        assert state.memory.length.tolist() == state.length.tolist()
+    assert emitted_ids(state) == plain
 
 
 def test_plain_drafter_has_depth_zero():
