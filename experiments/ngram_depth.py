@@ -45,7 +45,7 @@ from mtpjax.config import Config, load_config
 from mtpjax.decoding.generate import encode_prompts, rounds, target_of
 from mtpjax.decoding.request import MAX_DEPTH, make_request
 from mtpjax.decoding.result import Stats, emitted_ids
-from mtpjax.decoding.target import Cache, Params, Target
+from mtpjax.decoding.target import Cache, Target
 from mtpjax.errors import UserError
 from mtpjax.evaluation.manifest import manifest
 from mtpjax.evaluation.quality import score
@@ -171,7 +171,7 @@ def measure_depth(lm: LM, study: Study, depth: int, plain: Row | None, advance: 
     }
 
 
-def decode(target: Target, params: Params, request: Any) -> tuple[list[int], Stats]:
+def decode(target: Target, params: Any, request: Any) -> tuple[list[int], Stats]:
     """One run to the end: the ids of its only row, and the figures."""
     state, stats = list(rounds(target, params, request))[-1]
     return emitted_ids(state)[0], stats
@@ -186,7 +186,7 @@ def difference(lm: LM, prompt: list[int], plain: list[int], ids: list[int]) -> R
     return {"at": same.equal, "margin": float(margins[min(same.equal, len(margins) - 1)])}
 
 
-def time_passes(target: Target, params: Params, width: int, passes: int) -> Row:
+def time_passes(target: Target, params: Any, width: int, passes: int) -> Row:
     """Milliseconds of a target pass over `width` tokens and over one, in turn: {"window": ..., "plain": ...}."""
     widths = {"plain": 1, "window": width}
     times: dict[int, list[float]] = {w: [] for w in widths.values()}
@@ -203,7 +203,7 @@ def time_passes(target: Target, params: Params, width: int, passes: int) -> Row:
 
 @partial(jax.jit, static_argnames="target", donate_argnames="cache")
 def _repeat_pass(
-    params: Params, ids_BW: Array, cache: Cache, positions_BW: Array, count: Array, *, target: Target
+    params: Any, ids_BW: Array, cache: Cache, positions_BW: Array, count: Array, *, target: Target
 ) -> tuple[Array, Cache]:
     def one(i: Array, carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
         ids, cache = carry

@@ -9,7 +9,29 @@ B batch, T query length, S cache length, D model, N query heads, K KV heads, G =
 W verify window, C candidates, L layers, R rows of a product or places asked for.
 """
 
-from mtpjax.decoding.generate import generate, stream
-from mtpjax.io.lm import LM, load
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mtpjax.decoding.generate import generate, stream
+    from mtpjax.io.lm import LM, load
 
 __all__ = ["LM", "generate", "load", "stream"]
+
+_HOME = {
+    "LM": "mtpjax.io.lm",
+    "generate": "mtpjax.decoding.generate",
+    "load": "mtpjax.io.lm",
+    "stream": "mtpjax.decoding.generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for, so that `mtpjax --help` need not wait for JAX."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'mtpjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

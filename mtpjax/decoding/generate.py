@@ -13,11 +13,11 @@ import numpy as np
 
 from mtpjax.decoding import loop
 from mtpjax.decoding.compile_clock import CompileClock
-from mtpjax.decoding.drafters import Drafter
+from mtpjax.decoding.drafters import Drafter, Params
 from mtpjax.decoding.loop import DecodeState
 from mtpjax.decoding.request import Request, make_request
 from mtpjax.decoding.result import Generation, Stats, emitted_drafted, emitted_ids, finish_reasons
-from mtpjax.decoding.target import Params, Target, target_from_model
+from mtpjax.decoding.target import Target, target_from_model
 from mtpjax.decoding.verify import Rule
 from mtpjax.errors import UserError
 from mtpjax.io.lm import LM
@@ -99,10 +99,14 @@ class Stream:
     """Iterator over the chunks of one row's text.
 
     Attributes:
+        ids: the ids emitted so far.
+        drafted: for each of them whether it was an accepted draft.
         result: the whole `Generation`, once the iterator has ended; None before.
     """
 
     def __init__(self, lm: LM, request: Request, steps_per_chunk: int) -> None:
+        self.ids: list[int] = []
+        self.drafted: list[bool] = []
         self.result: Generation | None = None
         self._chunks = self._run(lm, request, steps_per_chunk)
 
@@ -110,33 +114,42 @@ class Stream:
         return self._chunks
 
     def _run(self, lm: LM, request: Request, steps: int) -> Iterator[str]:
-        decoder, sent = lm.tokenizer.stream(continuation=True), 0
-        for state, stats in rounds(target_of(lm), lm.params, request, steps):
-            ids = emitted_ids(state)[0]
-            self.result = _generation(lm, state, stats)
-            chunk = decoder.push(ids[sent:])
-            sent = len(ids)
+        decoder = lm.tokenizer.stream(continuation=True)
+        for done in rounds(target_of(lm), lm.params, request, steps):
+            state, _ = done
+            sent = len(self.ids)
+            self.ids, self.drafted = emitted_ids(state)[0], emitted_drafted(state)[0]
+            chunk = decoder.push(self.ids[sent:])
             if chunk:
                 yield chunk
+        self.result = _generation(lm, *done)
         rest = decoder.flush()
         if rest:
             yield rest
 
 
 def rounds(
-    target: Target, params: Params, request: Request, steps: int = STEPS_PER_CALL
+    target: Target, target_params: Any, request: Request, steps: int = STEPS_PER_CALL
 ) -> Iterator[tuple[DecodeState, Stats]]:
     """Prefill, then decode `steps` steps at a time: yields the state after each, with the figures so far.
 
     The loops overwrite the state they are given: read what you need of it before asking for the next.
     """
+    params = Params(target_params, request.drafter_params)
     with CompileClock() as clock:
         start, compiled = time.perf_counter(), clock.seconds
         state = start_state(target, request)
-        state = loop.prefill(params, state, target=target, rule=request.rule, chunk=request.chunk)
+        state = loop.prefill(
+            params,
+            state,
+            target=target,
+            memory=request.drafter.memory,
+            rule=request.rule,
+            chunk=request.chunk,
+        )
         jax.block_until_ready(state.length)
         prefill_s = time.perf_counter() - start - (clock.seconds - compiled)
-        state = loop.begin(params, state, drafter=request.drafter)
+        state = loop.start_counting(state, request.drafter.depth)
         decode_s = 0.0
         yield state, _stats(request, params, state, clock.seconds, prefill_s, decode_s)
         while np.any(np.asarray(state.status) == loop.RUNNING):
@@ -150,7 +163,7 @@ def rounds(
 
 
 def start_state(target: Target, request: Request) -> DecodeState:
-    """The state that `prefill` takes: copies of the request's arrays on the device, and an empty cache.
+    """The state that `prefill` takes: copies of the request's arrays on the device, an empty cache, an empty memory.
 
     Copies, since the loops overwrite what they are given, and a request may be run again.
     """
@@ -158,15 +171,15 @@ def start_state(target: Target, request: Request) -> DecodeState:
         lambda x: jnp.array(x, copy=True),
         (request.tokens, request.prompt_length, request.limit, request.law, request.stop_ids, request.seed),
     )
-    return loop.init_state(target, tokens, prompt_length, limit, law, stop_ids, seed)
+    return loop.init_state(target, request.drafter.memory, tokens, prompt_length, limit, law, stop_ids, seed)
 
 
-def run(target: Target, params: Params, request: Request) -> tuple[DecodeState, Stats]:
+def run(target: Target, target_params: Any, request: Request) -> tuple[DecodeState, Stats]:
     """Drive a request to its end: the final state and its figures. For any target, ours or a user's own."""
     wanted = int(np.sum(request.limit - request.prompt_length))
     with progress("generating", total=wanted) as advance:
         done = 0
-        for latest in rounds(target, params, request):
+        for latest in rounds(target, target_params, request):
             advance(latest[1].new_tokens - done)
             done = latest[1].new_tokens
     return latest

@@ -1,9 +1,9 @@
 """The way of a token: prefill -> loop { draft -> score -> verify -> commit -> settle }, compiled whole.
 
-Jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks and commits the first
-token; `begin` gives the drafter its state; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode`
-may run to the end or for a few steps, so streaming is the same loop. Every stage is a pure function that can be called
-alone, outside jit.
+Two jitted functions carry a `DecodeState`. `prefill` runs the prompts through the target in chunks, tells the drafter's
+memory, and commits the first token; `decode` is one `lax.while_loop` whose body is `step`. A call to `decode` may run
+to the end or for a few steps, so streaming is the same loop. Every stage is a pure function that can be called alone,
+outside jit.
 
 State between steps: a row has emitted tokens up to `length`; all but the last are in the cache, so
 ``cache length == length - 1``. A step drafts `depth` tokens, scores the window [last token, drafts] in one target pass,
@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
-from mtpjax.decoding.drafters.base import Committed, Drafter, Proposal, State
+from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, State
 from mtpjax.decoding.drafters.ngram import append
 from mtpjax.decoding.sampling import Law, probabilities, step_keys
-from mtpjax.decoding.target import Cache, Params, Target
+from mtpjax.decoding.target import Cache, Target
 from mtpjax.decoding.verify.base import Rule, Verdict
 from mtpjax.decoding.verify.greedy import verify_choice
 from mtpjax.records import Leaf
@@ -65,11 +65,11 @@ class DecodeState(struct.PyTreeNode):
         status: int32 [B], `RUNNING`, `STOPPED` (a stop id) or `FULL` (the limit).
         drafted: bool [B, S], which tokens are accepted drafts; the others are the target's own.
         cache: the target's cache; committed length is ``length - 1`` after prefill.
-        drafter: the drafter's own state; None before `begin`.
+        memory: the drafter's memory of the text.
         law: sampling settings [B].
         stop_ids: int32 [n], padded with -1.
         key: typed PRNG keys [B].
-        counters: acceptance counters; None before `begin`.
+        counters: acceptance counters; None before `start_counting`.
     """
 
     tokens: Leaf
@@ -79,7 +79,7 @@ class DecodeState(struct.PyTreeNode):
     status: Leaf
     drafted: Leaf
     cache: Cache
-    drafter: State
+    memory: State
     law: Law
     stop_ids: Leaf
     key: Leaf
@@ -88,6 +88,7 @@ class DecodeState(struct.PyTreeNode):
 
 def init_state(
     target: Target,
+    memory: Memory,
     tokens_BS: Array,
     prompt_length_B: Array,
     limit_B: Array,
@@ -108,7 +109,7 @@ def init_state(
         status=jnp.where(limit_B > prompt_length_B, RUNNING, FULL).astype(jnp.int32),
         drafted=jnp.zeros((B, S), bool),
         cache=target.init_cache(B, S),
-        drafter=None,
+        memory=memory.init(B, S),
         law=law,
         stop_ids=stop_ids,
         key=jax.vmap(jax.random.key)(seed_B),
@@ -116,45 +117,62 @@ def init_state(
     )
 
 
-@partial(jax.jit, static_argnames=("target", "rule", "chunk"), donate_argnames="state")
-def prefill(params: Params, state: DecodeState, *, target: Target, rule: Rule, chunk: int) -> DecodeState:
+@partial(jax.jit, static_argnames=("target", "memory", "rule", "chunk"), donate_argnames="state")
+def prefill(
+    params: Params, state: DecodeState, *, target: Target, memory: Memory, rule: Rule, chunk: int
+) -> DecodeState:
     """Run the prompts through the target, `chunk` tokens a pass, and commit each row's first token.
 
     The head is applied to each row's last prompt token only. S must be a multiple of `chunk`. A row shorter than the
-    longest prompt writes padding behind its end, where no query looks.
+    longest prompt writes padding behind its end, where no query looks. The memory is told each chunk with the hidden
+    states of the places before, and then the first token.
     """
-    prompt = state.prompt_length
-    last = prompt - 1
+    prompt, last = state.prompt_length, state.prompt_length - 1
 
-    def run_chunk(i: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
-        cache, logits = carry
+    def run_chunk(i: Array, carry: tuple) -> tuple:
+        cache, kept, logits, before, at_last = carry
         start = i * chunk
         ids = lax.dynamic_slice_in_dim(state.tokens, start, chunk, axis=1)
         positions = jnp.broadcast_to(start + jnp.arange(chunk)[None, :], ids.shape)
         at = jnp.clip(last - start, 0, chunk - 1)[:, None]
         cache = target.set_length(cache, jnp.full_like(prompt, start))
-        new, _, cache = target.forward(params, ids, cache, positions, None, at, ())
-        here = (last >= start) & (last < start + chunk)
-        return cache, jnp.where(here[:, None, None], new, logits)
+        new, features, cache = target.forward(params.target, ids, cache, positions, None, at, memory.features)
+        predicted = tuple(jnp.concatenate([b, f[:, :-1]], axis=1) for b, f in zip(before, features, strict=True))
+        kept = memory.update(params, kept, Committed(ids, jnp.clip(prompt - start, 0, chunk)), predicted)
+        here = ((last >= start) & (last < start + chunk))[:, None, None]
+        ends = tuple(jnp.take_along_axis(f, at[:, :, None], axis=1) for f in features)
+        at_last = tuple(jnp.where(here, new_end, old) for new_end, old in zip(ends, at_last, strict=True))
+        return cache, kept, jnp.where(here, new, logits), tuple(f[:, -1:] for f in features), at_last
 
-    none = jnp.zeros((prompt.shape[0], 1, target.vocab_size), jnp.float32)
+    logits, empty = _nothing_yet(params, state, target, memory, chunk)
     chunks = (jnp.max(prompt) + chunk - 1) // chunk
-    cache, logits = lax.fori_loop(0, chunks, run_chunk, (state.cache, none))
+    carry = (state.cache, state.memory, logits, empty, empty)
+    cache, kept, logits, _, at_last = lax.fori_loop(0, chunks, run_chunk, carry)
     state = state.replace(cache=target.set_length(cache, prompt))
     nothing = Proposal(jnp.zeros((prompt.shape[0], 0), jnp.int32), None, jnp.zeros_like(prompt), ())
     state = commit(state, nothing, verify(target, rule, state, nothing, logits))
-    return state
+    first = Committed(_window(state, prompt, 1), state.length - prompt)
+    return state.replace(memory=memory.update(params, kept, first, at_last))
 
 
-@partial(jax.jit, static_argnames="drafter", donate_argnames="state")
-def begin(params: Params, state: DecodeState, *, drafter: Drafter) -> DecodeState:
-    """Give the drafter its state from the prompt and the first token, and set the counters to zero."""
+def _nothing_yet(params: Params, state: DecodeState, target: Target, memory: Memory, chunk: int):
+    """Zeros in the shapes of one place's logits and features."""
+    B = state.prompt_length.shape[0]
+    ids, at = jnp.zeros((B, chunk), jnp.int32), jnp.zeros((B, 1), jnp.int32)
+    shapes = jax.eval_shape(
+        lambda p, c: target.forward(p, ids, c, ids, None, at, memory.features), params.target, state.cache
+    )
+    logits, features, _ = shapes
+    return jnp.zeros(logits.shape, logits.dtype), tuple(jnp.zeros((B, 1, f.shape[2]), f.dtype) for f in features)
+
+
+def start_counting(state: DecodeState, depth: int) -> DecodeState:
+    """The state with its acceptance counters at zero."""
 
     def zeros(*shape: int) -> Array:
         return jnp.zeros((*state.length.shape, *shape), jnp.int32)
 
-    counters = Counters(zeros(), zeros(), zeros(), zeros(), zeros(drafter.depth), zeros(drafter.depth))
-    return state.replace(drafter=drafter.init(params, state.tokens, state.length), counters=counters)
+    return state.replace(counters=Counters(zeros(), zeros(), zeros(), zeros(), zeros(depth), zeros(depth)))
 
 
 @partial(jax.jit, static_argnames=("target", "drafter", "rule"), donate_argnames="state")
@@ -176,18 +194,18 @@ def decode(
 
 def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule) -> DecodeState:
     """One round of all stages for all rows."""
-    proposal = draft(state, drafter)
-    logits, features, cache = score(params, state, proposal, target, drafter.features)
+    proposal = draft(params, state, drafter)
+    logits, features, cache = score(params, state, proposal, target, drafter.memory.features)
     verdict = verify(target, rule, state, proposal, logits)
     before = state.length
     state = commit(state.replace(cache=cache), proposal, verdict, count=True)
-    return settle(state, before, features, target, drafter)
+    return settle(params, state, before, features, target, drafter)
 
 
-def draft(state: DecodeState, drafter: Drafter) -> Proposal:
+def draft(params: Params, state: DecodeState, drafter: Drafter) -> Proposal:
     """Ask the drafter; a row that has finished, or has no room to emit them all, proposes less."""
     keys = step_keys(state.key, state.length - state.prompt_length)
-    proposal = drafter.propose(state.drafter, keys, state.law)
+    proposal = drafter.propose(params, state.memory, keys, state.law)
     room = jnp.where(state.status == RUNNING, state.limit - state.length - 1, 0)
     return proposal.replace(count=jnp.minimum(proposal.count, room))
 
@@ -197,7 +215,13 @@ def score(params: Params, state: DecodeState, proposal: Proposal, target: Target
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     window = jnp.concatenate([last, proposal.tokens], axis=1)
     positions = state.length[:, None] - 1 + jnp.arange(window.shape[1])[None, :]
-    return target.forward(params, window, state.cache, positions, None, None, features)
+    return target.forward(params.target, window, state.cache, positions, None, None, features)
+
+
+def _window(state: DecodeState, start_B: Array, width: int) -> Array:
+    """The `width` tokens of each row from `start` on, int32 [B, width]; past the end, whatever lies there."""
+    places = start_B[:, None] + jnp.arange(width)[None, :]
+    return jnp.take_along_axis(state.tokens, jnp.minimum(places, state.tokens.shape[1] - 1), axis=1)
 
 
 def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, logits_BWV: Array) -> Verdict:
@@ -244,17 +268,21 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool
 
 
 def settle(
-    state: DecodeState, before_B: Array, features: tuple[Array, ...], target: Target, drafter: Drafter
+    params: Params,
+    state: DecodeState,
+    before_B: Array,
+    features: tuple[Array, ...],
+    target: Target,
+    drafter: Drafter,
 ) -> DecodeState:
-    """After a commit: the cache keeps what was committed, and the drafter hears of it.
+    """After a commit: the cache keeps what was committed, and the drafter's memory is told of it.
 
     `before` int32 [B] is each row's length before the commit, `features` what `score` returned beside the logits.
     """
-    places = before_B[:, None] + jnp.arange(drafter.depth + 1)[None, :]
-    window = jnp.take_along_axis(state.tokens, jnp.minimum(places, state.tokens.shape[1] - 1), axis=1)
+    told = Committed(_window(state, before_B, drafter.depth + 1), state.length - before_B)
     return state.replace(
         cache=target.set_length(state.cache, state.length - 1),
-        drafter=drafter.update(state.drafter, Committed(window, state.length - before_B), features),
+        memory=drafter.memory.update(params, state.memory, told, features),
     )
 
 

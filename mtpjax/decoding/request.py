@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ class Request:
         drafter: the drafter, `none()` for plain decoding.
         rule: the acceptance rule.
         chunk: prompt tokens per prefill pass; divides S.
+        drafter_params: the drafter's parameters; None for one without.
     """
 
     tokens: np.ndarray
@@ -43,6 +45,7 @@ class Request:
     drafter: Drafter
     rule: Rule
     chunk: int
+    drafter_params: Any = None
 
 
 def make_request(
@@ -59,22 +62,15 @@ def make_request(
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
     stop_ids: Sequence[int] = (),
+    drafter_params: Any = None,
 ) -> Request:
     """Check everything a person may get wrong, one line each (`UserError`), and lay the batch out."""
     B = len(prompts)
     if B == 0:
         raise UserError("no prompts were given: pass at least one")
-    numbers = {
-        "max_new_tokens": _per_row("max_new_tokens", max_new_tokens, B, int, 0, 2**31 - 1),
-        "temperature": _per_row("temperature", temperature, B, float, 0.0, 1e6),
-        "top_k": _per_row("top_k", top_k, B, int, 0, 2**31 - 1),
-        "top_p": _per_row("top_p", top_p, B, float, 0.0, 1.0),
-        "min_p": _per_row("min_p", min_p, B, float, 0.0, 1.0),
-    }
-    if any(p == 0.0 for p in numbers["top_p"]):
-        raise UserError("top_p is 0, expected a number above 0 and up to 1 (for greedy decoding set temperature=0)")
-    seeds = [seed + row for row in range(B)] if isinstance(seed, int) and not isinstance(seed, bool) else seed
-    numbers["seed"] = _per_row("seed", seeds, B, int, 0, 2**32 - 1)
+    numbers = settings_per_row(
+        B, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+    )
     _check_prompts(target, prompts)
     chosen_drafter = find_drafter(drafter, depth)
     chosen_rule = find_rule(rule)
@@ -104,7 +100,32 @@ def make_request(
         drafter=chosen_drafter,
         rule=chosen_rule,
         chunk=chunk,
+        drafter_params=drafter_params,
     )
+
+
+def settings_per_row(
+    B: int,
+    *,
+    max_new_tokens: int | Sequence[int],
+    temperature: float | Sequence[float],
+    top_k: int | Sequence[int],
+    top_p: float | Sequence[float],
+    min_p: float | Sequence[float],
+    seed: int | Sequence[int],
+) -> dict[str, list]:
+    """The numbers of a request, one for each of B rows; needs no model. UserError for one out of range."""
+    numbers = {
+        "max_new_tokens": _per_row("max_new_tokens", max_new_tokens, B, int, 0, 2**31 - 1),
+        "temperature": _per_row("temperature", temperature, B, float, 0.0, 1e6),
+        "top_k": _per_row("top_k", top_k, B, int, 0, 2**31 - 1),
+        "top_p": _per_row("top_p", top_p, B, float, 0.0, 1.0),
+        "min_p": _per_row("min_p", min_p, B, float, 0.0, 1.0),
+    }
+    if any(p == 0.0 for p in numbers["top_p"]):
+        raise UserError("top_p is 0, expected a number above 0 and up to 1 (for greedy decoding set temperature=0)")
+    seeds = [seed + row for row in range(B)] if isinstance(seed, int) and not isinstance(seed, bool) else seed
+    return numbers | {"seed": _per_row("seed", seeds, B, int, 0, 2**32 - 1)}
 
 
 def bucket(slots: int) -> int:

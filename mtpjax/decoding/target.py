@@ -14,7 +14,6 @@ from jax import Array
 
 from mtpjax.models.transformer import Transformer
 
-Params = Any
 Cache = Any
 
 

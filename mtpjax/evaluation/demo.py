@@ -5,7 +5,8 @@ the text. The first row, plain decoding in the first precision, is what the othe
 reference model is let go as soon as the last comparison of laws is done, so two models are held no longer than needed.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from time import perf_counter
@@ -14,15 +15,19 @@ from typing import Annotated, Any
 import jax
 from pydantic import Field, field_validator
 
-from mtpjax.config import Config
+from mtpjax.config import Config, to_yaml
 from mtpjax.config.dialect import parse_yaml
 from mtpjax.decoding.request import bucket, find_drafter
+from mtpjax.decoding.result import Generation
 from mtpjax.evaluation import quality
+from mtpjax.evaluation.manifest import manifest
 from mtpjax.evaluation.memory import memory_report
-from mtpjax.evaluation.records import DemoResults, PrecisionFigures, PromptText, Row, Sample
+from mtpjax.evaluation.records import DemoResults, PrecisionFigures, PromptText, Row, Sample, to_json
 from mtpjax.evaluation.repetition import agreement
+from mtpjax.evaluation.report import render
+from mtpjax.evaluation.run_folder import run_folder
 from mtpjax.evaluation.throughput import generate_warm
-from mtpjax.io.lm import LM, load
+from mtpjax.io.lm import LM, default_model, load, open_model
 from mtpjax.progress import progress, track
 from mtpjax.quant.policy import find_precision
 
@@ -121,29 +126,29 @@ def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 type Say = Callable[[str], None]
+type Margins = dict[str, list[float]]
 
 
 def run(config: DemoConfig, model: Path | None, say: Say = lambda _: None) -> DemoResults:
     """Measure everything; `say` is told each result in a line as it comes. UserError for bad input."""
     rows: list[Row] = []
     precisions: list[PrecisionFigures] = []
-    margins: dict[str, list[float]] = {}
+    margins: Margins = {}
+    lm, load_s = _load(model, config.precisions[0], say)
+    prompts = tuple(_prompt_text(lm, prompt) for prompt in config.prompts)
+    capacity = _capacity(config, prompts)
     reference: LM | None = None
     for name in config.precisions:
-        start = perf_counter()
-        lm = load(model, precision=name)
-        load_s = perf_counter() - start
-        say(f"{lm.name} in {name}: {lm.n_bytes / 1e6:,.0f} MB of weights, loaded in {load_s:.1f} s")
-        prompts = tuple(_prompt_text(lm, prompt) for prompt in config.prompts)
-        capacity = _capacity(config, prompts)
+        if name != lm.precision:
+            lm, load_s = _load(model, name, say)
         precisions.append(_precision(config, lm, reference, load_s, capacity))
         say(f"  loss of the passage {precisions[-1].nll:.4f} nats/token")
         reference = None if name == config.precisions[-1] else reference or lm
+        outputs = _generate(config, lm)
+        margins = margins or _margins(config, lm, outputs[0])
         for depth in config.depths:
-            row = _row(config, lm, depth, rows[0] if rows else None, margins)
-            margins = margins or _margins(config, lm, row)
-            rows.append(row)
-            say(f"  depth {depth}: {row.tok_s.median:.1f} tok/s over {len(row.samples)} prompts")
+            rows.append(_row(config, lm.precision, depth, outputs, rows[0] if rows else None, margins))
+            say(f"  depth {depth}: {rows[-1].tok_s.median:.1f} tok/s over {len(rows[-1].samples)} prompts")
     return DemoResults(
         model=lm.name,
         n_params=lm.n_params,
@@ -155,6 +160,14 @@ def run(config: DemoConfig, model: Path | None, say: Say = lambda _: None) -> De
         precisions=tuple(precisions),
         rows=tuple(rows),
     )
+
+
+def _load(model: Path | None, precision: str, say: Say) -> tuple[LM, float]:
+    start = perf_counter()
+    lm = load(model, precision=precision)
+    load_s = perf_counter() - start
+    say(f"{lm.name} in {precision}: {lm.n_bytes / 1e6:,.0f} MB of weights, loaded in {load_s:.1f} s")
+    return lm, load_s
 
 
 def _precision(config: DemoConfig, lm: LM, reference: LM | None, load_s: float, capacity: int) -> PrecisionFigures:
@@ -172,12 +185,35 @@ def _precision(config: DemoConfig, lm: LM, reference: LM | None, load_s: float, 
     )
 
 
-def _row(config: DemoConfig, lm: LM, depth: int, reference: Row | None, margins: dict[str, list[float]]) -> Row:
+def run_to_folder(
+    config: DemoConfig, model: Path | None, parent: Path, *, command: Sequence[str], xla_flags: str, say: Say
+) -> tuple[DemoResults, Path]:
+    """`run`, its results in a new folder under `parent`: config.yaml, manifest.json, results.json, report.html.
+
+    Returns the results and the folder. UserError for bad input and for a folder that can't be written, before any work.
+    """
+    file = open_model(model or default_model()).path
+    with run_folder(parent) as folder:
+        facts = manifest(file, command=command, xla_flags=xla_flags, seeds=[config.seed])
+        results = run(config, file, say)
+        (folder.work / "config.yaml").write_text(to_yaml(config), "utf-8")
+        (folder.work / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        (folder.work / "results.json").write_text(json.dumps(to_json(results), indent=1) + "\n", "utf-8")
+        (folder.work / "report.html").write_text(render(results, facts), "utf-8")
+    return results, folder.path
+
+
+type Outputs = dict[int, dict[str, tuple[Generation, float]]]
+"""By depth and prompt: the output and the seconds spent compiling for it."""
+
+
+def _generate(config: DemoConfig, lm: LM) -> Outputs:
+    """All rows of one precision. The depths take turns, so that a machine that slows down slows them alike."""
     count, max_new_tokens = config.budget(lm.precision)
-    samples, compile_s = [], 0.0
-    expected = {sample.prompt: sample.ids for sample in reference.samples} if reference else {}
-    for prompt in track(config.prompts[:count], f"{lm.precision}, depth {depth}: prompts"):
-        out, compiled = generate_warm(
+    outputs: Outputs = {depth: {} for depth in config.depths}
+    tasks = [(prompt, depth) for prompt in config.prompts[:count] for depth in config.depths]
+    for prompt, depth in track(tasks, f"{lm.precision}: texts"):
+        outputs[depth][prompt.name] = generate_warm(
             lm,
             prompt.prompt,
             chat=True,
@@ -186,20 +222,28 @@ def _row(config: DemoConfig, lm: LM, depth: int, reference: Row | None, margins:
             depth=depth,
             seed=config.seed,
         )
-        compile_s += compiled
-        same = agreement(out.ids[0], expected.get(prompt.name, out.ids[0]), margins.get(prompt.name, ()))
-        samples.append(
-            Sample(prompt.name, out.ids[0], out.pieces[0], out.drafted[0], out.finish_reason[0], out.stats, same)
-        )
-    return Row(lm.precision, depth, max_new_tokens, compile_s, tuple(samples))
+    return outputs
 
 
-def _margins(config: DemoConfig, lm: LM, row: Row) -> dict[str, list[float]]:
+def _row(
+    config: DemoConfig, precision: str, depth: int, outputs: Outputs, reference: Row | None, margins: Margins
+) -> Row:
+    expected = {sample.prompt: sample.ids for sample in reference.samples} if reference else {}
+    samples = []
+    for name, (out, _) in outputs[depth].items():
+        ids = out.ids[0]
+        same = agreement(ids, expected.get(name, ids), margins.get(name, ()))
+        samples.append(Sample(name, ids, out.pieces[0], out.drafted[0], out.finish_reason[0], out.stats, same))
+    compile_s = sum(seconds for _, seconds in outputs[depth].values())
+    return Row(precision, depth, config.budget(precision)[1], compile_s, tuple(samples))
+
+
+def _margins(config: DemoConfig, lm: LM, outputs: dict[str, tuple[Generation, float]]) -> Margins:
     """For each token of the reference's outputs, the logits between its law's two best tokens."""
     margins = {}
-    for prompt, sample in zip(config.prompts, row.samples, strict=False):
-        before = _prompt_ids(lm, prompt)
-        margins[prompt.name] = quality.score(lm, before + sample.ids).margin[len(before) - 1 :].tolist()
+    for prompt in config.prompts[: len(outputs)]:
+        before, ids = _prompt_ids(lm, prompt), outputs[prompt.name][0].ids[0]
+        margins[prompt.name] = quality.score(lm, before + ids).margin[len(before) - 1 :].tolist()
     return margins
 
 

@@ -5,7 +5,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,9 @@ def _digest(path: Path) -> str:
 
 def _git(root: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -87,11 +89,8 @@ def _version(package: str) -> str | None:
 
 def _processor() -> str:
     try:
-        lines: Mapping[str, str] = dict(
-            tuple(part.strip() for part in line.split(":", 1))
-            for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-            if ":" in line
-        )
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
-        lines = {}
-    return lines.get("model name") or platform.processor() or platform.machine()
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine()

@@ -9,6 +9,7 @@ its cache (the same arithmetic that generates), and reduced at once: no [T, V] a
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jax import Array
 
 from mtpjax.decoding.generate import target_of
 from mtpjax.decoding.request import bucket
-from mtpjax.decoding.target import Cache, Params, Target
+from mtpjax.decoding.target import Cache, Target
 from mtpjax.errors import UserError
 from mtpjax.io.lm import LM
 
@@ -41,7 +42,8 @@ class Scores:
 class Distance:
     """One model's laws against a reference's on the same text.
 
-    kl: mean KL(reference || model), nats a token. top1_agreement: share of places with the same arg-max. tokens: places.
+    kl: mean KL(reference || model), nats a token. top1_agreement: share of places with the same arg-max. tokens: how
+    many places.
     """
 
     kl: float
@@ -109,7 +111,7 @@ def windows(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
         begin, first = begin + max(context // 2, 1), end
 
 
-def _window_laws(target: Target, params: Params, ids: Sequence[int], chunk: int) -> Iterator[tuple[int, Array]]:
+def _window_laws(target: Target, params: Any, ids: Sequence[int], chunk: int) -> Iterator[tuple[int, Array]]:
     padded = np.zeros(-(-len(ids) // chunk) * chunk, np.int32)
     padded[: len(ids)] = ids
     cache = target.init_cache(1, bucket(len(padded)))
@@ -120,7 +122,7 @@ def _window_laws(target: Target, params: Params, ids: Sequence[int], chunk: int)
 
 
 @partial(jax.jit, static_argnames="target", donate_argnames="cache")
-def _pass(params: Params, cache: Cache, ids_1C: Array, start: Array, *, target: Target) -> tuple[Array, Cache]:
+def _pass(params: Any, cache: Cache, ids_1C: Array, start: Array, *, target: Target) -> tuple[Array, Cache]:
     cache = target.set_length(cache, start[None])
     positions = start + jnp.arange(ids_1C.shape[1])[None, :]
     logits, _, cache = target.forward(params, ids_1C, cache, positions, None, None, ())

@@ -1,13 +1,13 @@
 """A folder for the results of one run that is there whole or not at all.
 
-The files are written to a hidden folder beside the final one, which gets its name when the work has ended well. A folder
-that can't be written is refused before the work begins; a run that fails or is interrupted leaves nothing behind.
+The files are written to a hidden folder, which gets its final name when the work has ended well. A folder that can't be
+written is refused before the work begins; a run that fails or is interrupted leaves nothing behind.
 """
 
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def run_folder(parent: Path) -> Iterator[RunFolder]:
+def run_folder(parent: Path) -> Generator[RunFolder]:
     """Make a new folder under `parent`, named after the time (UTC). UserError where it can't be written."""
     missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     try:

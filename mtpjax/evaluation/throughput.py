@@ -34,27 +34,29 @@ def generate_warm(lm: LM, prompt: str, **settings: Any) -> tuple[Generation, flo
 
     Returns the last run and the seconds spent compiling in all of them.
     """
-    compile_s = 0.0
-    for _ in range(WARM_UPS + 1):
-        out = generate(lm, prompt, **settings)
-        compile_s += out.stats.compile_s
+    out = generate(lm, prompt, **settings)
+    compile_s = out.stats.compile_s
+    for _ in range(WARM_UPS):
         if out.stats.compile_s == 0.0:
             break
+        out = generate(lm, prompt, **settings)
+        compile_s += out.stats.compile_s
     return out, compile_s
 
 
 def pool(stats: Sequence[Stats]) -> Stats:
     """Counts and times of several calls at one depth added up; bytes are the largest of them."""
-    first, *rest = stats
-    total = dataclasses.asdict(first)
-    for other in map(dataclasses.asdict, rest):
-        for key, value in other.items():
-            if key.endswith("_bytes"):
-                total[key] = max(total[key], value)
-            elif key.endswith("_per_pos"):
-                total[key] = tuple(a + b for a, b in zip(total[key], value, strict=True))
-            elif key != "depth":
-                total[key] += value
+    total: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(Stats)):
+        values = [getattr(one, name) for one in stats]
+        if name == "depth":
+            total[name] = values[0]
+        elif name.endswith("_bytes"):
+            total[name] = max(values)
+        elif name.endswith("_per_pos"):
+            total[name] = tuple(map(sum, zip(*values, strict=True)))
+        else:
+            total[name] = sum(values)
     return Stats(**total)
 
 

@@ -56,7 +56,7 @@ def save_checkpoint(folder: Path, step: int, state: Any, info: Mapping[str, Any]
     work = target.with_name(f".saving-{step}")
     _clean(target.parent)
     work.mkdir(parents=True)
-    ocp.save(work / "state", jax.tree.map(_raw, state))
+    ocp.save(str(work / "state"), jax.tree.map(_raw, state))
     manifest = {"step": step, "info": info, "leaves": _leaves(state), "files": _hash_files(work)}
     manifest = json.loads(json.dumps(manifest))  # as it will be read: tuples are lists, every key a string
     manifest["self"] = _hash_json(manifest)
@@ -133,7 +133,7 @@ def restore_checkpoint(checkpoint: Checkpoint, like: Any) -> Any:
     # Without a sharding in the template Orbax takes the one that was saved, with a warning.
     raw = jax.tree.map(_raw, like)
     template = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), raw)
-    loaded = ocp.load(checkpoint.path.resolve() / "state", template)
+    loaded = ocp.load(str(checkpoint.path.resolve() / "state"), template)
     return jax.tree.map(_wrap, loaded, like)
 
 

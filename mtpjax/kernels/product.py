@@ -13,6 +13,7 @@ registers belongs behind this same function.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Float
@@ -60,13 +61,16 @@ def _multiply_reduce(x_RK: Array, w_FK: Array, out_dtype: DTypeLike) -> Array:
     return y_RF.astype(out_dtype)
 
 
+def spread(values: Array | np.ndarray, shape: tuple[int, ...], block: tuple[int, int]) -> Array | np.ndarray:
+    """A value per block [ceil(F/b0), ceil(K/b1)], repeated to a value per element of `shape` [F, K]."""
+    return values.repeat(block[0], axis=0)[: shape[0]].repeat(block[1], axis=1)[:, : shape[1]]
+
+
 def dequantize_block(
     q_FK: Float[Array, "F K"], scale: Float[Array, "f k"], block: tuple[int, int], dtype: DTypeLike
 ) -> Float[Array, "F K"]:
     """``q * scale`` with one f32 scale per block: q [F, K], scale [ceil(F/b0), ceil(K/b1)] -> [F, K] in `dtype`."""
-    rows, cols = q_FK.shape
-    full = jnp.repeat(jnp.repeat(scale, block[0], axis=0)[:rows], block[1], axis=1)[:, :cols]
-    return (q_FK.astype(jnp.float32) * full).astype(dtype)
+    return (q_FK.astype(jnp.float32) * jnp.asarray(spread(scale, q_FK.shape, block))).astype(dtype)
 
 
 def product_block(

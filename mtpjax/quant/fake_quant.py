@@ -28,9 +28,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from mtpjax.errors import UserError
+from mtpjax.kernels.product import spread
 from mtpjax.quant.formats import FORMATS
 from mtpjax.quant.policy import is_quantised_path, map_leaves
-from mtpjax.quant.qtensor import BLOCK, QTensor, block_amax, block_scale, spread
+from mtpjax.quant.qtensor import BLOCK, QTensor, block_amax, block_scale
 
 E4M3FN = FORMATS["e4m3fn"]
 

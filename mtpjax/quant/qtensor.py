@@ -40,6 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mtpjax.errors import UserError
+from mtpjax.kernels.product import spread
 from mtpjax.quant.formats import FORMATS, ArrayLike, cast, namespace
 
 BLOCK = (128, 128)
@@ -107,12 +108,6 @@ def block_amax(w: jax.Array, block: tuple[int, int]) -> jax.Array:
     magnitude = jnp.where(jnp.isnan(w), jnp.inf, jnp.abs(w))
     padded = jnp.pad(magnitude, ((0, down * rows - w.shape[0]), (0, across * columns - w.shape[1])))
     return padded.reshape(down, rows, across, columns).max(axis=(1, 3))
-
-
-def spread(values: ArrayLike, shape: tuple[int, ...], block: tuple[int, int]) -> ArrayLike:
-    """A value per block, repeated to a value per element of `shape`."""
-    xp = namespace(values)
-    return xp.repeat(xp.repeat(values, block[0], axis=0)[: shape[0]], block[1], axis=1)[:, : shape[1]]
 
 
 def quantize(w: ArrayLike, block: tuple[int, int] = BLOCK, name: str = "") -> QTensor:

@@ -24,7 +24,7 @@ import hashlib
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import grain
 import numpy as np
@@ -44,7 +44,7 @@ class DataConfig(Config):
     """Which text, and how it is cut."""
 
     text_files: tuple[str, ...] = ()
-    """UTF-8 or any other bytes, each file a document; none: the source of Python's own library."""
+    """Each file is a document, taken as bytes; relative to the working folder. None: Python's own library."""
     max_bytes: Annotated[int, Field(gt=0)] = 2_000_000
     """The text is cut off here."""
     sequence_length: Annotated[int, Field(gt=0)] = 128
@@ -91,8 +91,8 @@ def read_documents(text_files: tuple[str, ...], max_bytes: int) -> list[bytes]:
         try:
             with path.open("rb") as file:
                 text = file.read(left)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            reason = getattr(error, "strerror", None) or error
             raise UserError(f"data.text_files: cannot read {path} ({reason}); expected a text file") from None
         documents.append(text)
         left -= len(text)
@@ -133,6 +133,6 @@ def batches(train: np.ndarray, batch_size: int, seed: int) -> Any:
 
     Its `get_state()` is a small JSON dict, and `set_state` goes on from there exactly.
     """
-    dataset = grain.MapDataset.source(train).seed(seed).shuffle().repeat().batch(batch_size).map(to_batch)
+    dataset = grain.MapDataset.source(cast(Any, train)).seed(seed).shuffle().repeat().batch(batch_size).map(to_batch)
     # The tokens are in memory: threads that read ahead would only compete for the cores that compute.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))

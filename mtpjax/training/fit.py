@@ -20,7 +20,7 @@ import math
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -38,7 +38,7 @@ from mtpjax.training import run_folder
 from mtpjax.training.config import TrainConfig
 from mtpjax.training.data import Corpus, batches, load_corpus, to_batch
 from mtpjax.training.losses import IGNORE
-from mtpjax.training.step import TrainState, compile_step, init_state, make_optimizer, nll_sum
+from mtpjax.training.step import TrainState, compiled_nll_sum, compiled_step, init_state, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Run:
     saved_step: int = -1
     compile_s: float = 0.0
     pending: list[dict[str, Any]] = field(default_factory=list)
-    programs: dict[bool, Callable[..., Any]] = field(default_factory=dict)
+    compiled: set[bool] = field(default_factory=set)
     since: float = 0.0
 
     @property
@@ -105,7 +105,13 @@ def train(config: TrainConfig, *, run_dir: str | Path, resume: bool = True, prog
     run_folder.cut_metrics(run.metrics, run.step)
     label = f"training from step {run.step}" if found else "training"
     with _interruption() as stop, _progress(progress, label, config.steps - run.step) as advance:
-        _loop(run, stop, advance)
+        try:
+            _loop(run, stop, advance)
+        except OSError as error:
+            raise UserError(
+                f"cannot write in {run.folder} at step {run.step} ({error.strerror or error}); make room, then run the "
+                "same command to go on from the last checkpoint"
+            ) from error
         if stop.is_set():
             message = f"interrupted at step {run.step} of {config.steps} and saved; the same command goes on from there"
             return TrainResult(run.folder, run.step, False, message, run.state.params)
@@ -126,6 +132,8 @@ def _open(config: TrainConfig, run_dir: str | Path, resume: bool) -> tuple[_Run,
     run_folder.refuse_other_config(folder, config, found.info["config"] if found else None)
     model, optimizer = Transformer(config.model), make_optimizer(config.optimizer, config.steps)
     state, data = init_state(model, optimizer, config.seed), batches(corpus.train, config.data.batch_size, config.seed)
+    # Restored arrays are bound to their device. Binding fresh ones too makes both kinds of run execute one program.
+    state = jax.device_put(state, jax.devices()[0])
     if found is None:
         return _Run(config, folder, corpus, model, optimizer, state, data), None
     if found.info["text_sha256"] != corpus.sha256:
@@ -153,14 +161,12 @@ def _loop(run: _Run, stop: threading.Event, advance: Callable[[int], None]) -> N
 def _take_step(run: _Run) -> None:
     batch = jax.device_put(next(run.batches))
     quantise = run.config.qat.from_step is not None and run.step >= run.config.qat.from_step
-    if quantise not in run.programs:
-        start = monotonic()
-        run.programs[quantise] = compile_step(
-            run.state, batch, model=run.model, optimizer=run.optimizer, quantise=quantise
-        )
+    start = monotonic()
+    run.state, metrics = compiled_step(run.state, batch, model=run.model, optimizer=run.optimizer, quantise=quantise)
+    if quantise not in run.compiled:  # a first call returns when it is compiled, before it has run
+        run.compiled.add(quantise)
         run.compile_s += monotonic() - start
         run.since += monotonic() - start
-    run.state, metrics = run.programs[quantise](run.state, batch)
     run.step += 1
     run.pending.append({"step": run.step, "fake_quant": quantise, **metrics})
 
@@ -177,7 +183,7 @@ def _flush(run: _Run) -> int:
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
             raise UserError(
                 f"step {row['step']}: the loss is {row['loss']} and the gradient's norm {row['grad_norm']}; "
-                f"lower optimizer.learning_rate (the last good checkpoint is in {run.checkpoints})"
+                f"lower optimizer.learning_rate (the checkpoints in {run.checkpoints} are from before)"
             )
     run_folder.append_metrics(run.metrics, rows)
     run.pending, run.since = [], monotonic()
@@ -198,7 +204,6 @@ def _save(run: _Run) -> None:
 
 def validation_nll(params: Any, windows: np.ndarray, *, model: Any, batch_size: int, quantise: bool = False) -> float:
     """Mean negative log-likelihood of windows [n, T + 1] in nats per token; `params` may hold QTensors."""
-    run = jax.jit(nll_sum, static_argnames=("model", "quantise"))
     sums = []
     for start in range(0, len(windows), batch_size):
         batch = to_batch(windows[start : start + batch_size])
@@ -207,7 +212,7 @@ def validation_nll(params: Any, windows: np.ndarray, *, model: Any, batch_size: 
             name: np.pad(rows, ((0, missing), (0, 0)), constant_values=IGNORE if name == "labels" else 0)
             for name, rows in batch.items()
         }
-        sums.append(run(params, padded, model=model, quantise=quantise))
+        sums.append(compiled_nll_sum(params, padded, model=model, quantise=quantise))
     nll, tokens = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0)
     return float(nll / max(tokens, 1))
 
@@ -250,9 +255,11 @@ def _progress(wanted: bool, label: str, total: int | None) -> Any:
 
 
 @contextlib.contextmanager
-def _interruption() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second has its usual effect. Elsewhere than in the main
-    thread Python allows no handlers, and signals keep their usual effect."""
+def _interruption() -> Generator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second has its usual effect.
+
+    Elsewhere than in the main thread Python allows no handlers, and signals keep their usual effect.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

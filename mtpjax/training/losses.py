@@ -1,12 +1,12 @@
 """Losses on logits, in nats per token.
 
 Labels are token ids, with `IGNORE` where there is nothing to learn: behind the end of a text, across the border of two
-documents, padding. The rule that every loss here keeps: an ignored place adds exactly 0 to the loss and to the gradient,
-whatever its logits hold, and the mean is over the valid places. A batch without any has loss 0, not NaN.
+documents, padding. The rule that every loss here keeps: an ignored place adds exactly 0 to the loss and to the
+gradient, whatever its logits hold, and the mean is over the valid places. A batch without any has loss 0, not NaN.
 
-The negative log-likelihood is logsumexp(z) - z[label] in float32. Where a label is ignored its id is replaced *before*
-the gather and its result by `where` *after* it: a product with a 0/1 mask would keep the NaN of an infinite logit, and an
-id of -100 would wrap around to a real row.
+The negative log-likelihood is logsumexp(z) - z[label] in float32. Where a label is ignored, its logits are replaced
+*before* they are used and the result *after*: a product with a 0/1 mask would keep the NaN of an infinite logit, in the
+loss or in the gradient, and an id of -100 would wrap around to a real row.
 """
 
 import jax

@@ -6,12 +6,13 @@ static argument: the two kinds of step are two compiled programs of this one sou
 is the same in both, so training may begin in one and end in the other.
 
 `model` and `optimizer` are all that a step needs besides state and batch; nothing is looked up elsewhere. The caller
-jits: `compile_step` donates the state, so that weights and moments are updated in place.
+jits: `compiled_step` consumes the state that it is given, so that weights and moments are updated in place.
 
 Rejected: a traced flag with `lax.cond` (one program, but it holds both forward passes and their buffers); quantising
 inside the model (it would need to know about training).
 """
 
+import functools
 from typing import Any
 
 import flax.struct
@@ -42,8 +43,12 @@ class TrainState:
     key: Any
 
 
+@functools.lru_cache(maxsize=16)
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """AdamW with clipping, and a learning rate that warms up linearly and then falls by a cosine until `steps`."""
+    """AdamW with clipping, and a learning rate that warms up linearly and then falls by a cosine until `steps`.
+
+    Equal arguments give the same object: it is a static argument of the compiled step, which compares by identity.
+    """
     warmup = min(config.warmup_steps, steps)
     rate = optax.warmup_cosine_decay_schedule(
         init_value=0.0 if warmup else config.learning_rate,
@@ -65,8 +70,13 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 def init_state(model: Any, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """The state before the first step; `model` is any Flax module that takes ids [B, T] and returns `.logits`."""
-    init_key, key = jax.random.split(jax.random.key(seed))
-    params = jax.jit(lambda key: model.init(key, jnp.zeros((1, 1), jnp.int32))["params"])(init_key)
+    return _init(jax.random.key(seed), model, optimizer)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _init(root: jax.Array, model: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    init_key, key = jax.random.split(root)
+    params = model.init(init_key, jnp.zeros((1, 1), jnp.int32))["params"]
     return TrainState(jnp.int32(0), params, optimizer.init(params), key)
 
 
@@ -92,13 +102,12 @@ def train_step(
     return TrainState(state.step + 1, params, opt_state, state.key), metrics
 
 
-def compile_step(state: TrainState, batch: Any, *, model: Any, optimizer: Any, quantise: bool) -> Any:
-    """`train_step` compiled for the shapes of `state`, which it consumes, and `batch`: call it with new ones of both."""
-    jitted = jax.jit(train_step, static_argnames=("model", "optimizer", "quantise"), donate_argnames="state")
-    return jitted.lower(state, batch, model=model, optimizer=optimizer, quantise=quantise).compile()
-
-
 def nll_sum(params: Any, batch: Any, *, model: Any, quantise: bool = False) -> tuple[jax.Array, jax.Array]:
     """Summed negative log-likelihood in nats, and the number of valid tokens: to be added over batches."""
     nll, valid = token_nll(forward(params, batch["ids"], model=model, quantise=quantise), batch["labels"])
     return jnp.sum(nll), jnp.sum(valid)
+
+
+# The boundary of compilation: one program for each shape, model, optimiser and kind of step, kept for the process.
+compiled_step = jax.jit(train_step, static_argnames=("model", "optimizer", "quantise"), donate_argnames="state")
+compiled_nll_sum = jax.jit(nll_sum, static_argnames=("model", "quantise"))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mtpjax.decoding import loop
-from mtpjax.decoding.drafters import Drafter, Proposal, chain, ngram, none
+from mtpjax.decoding.drafters import Drafter, Memory, Params, Proposal, chain, ngram, none
 from mtpjax.decoding.generate import rounds, run, start_state
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.result import emitted_drafted, emitted_ids, finish_reasons
@@ -54,16 +54,17 @@ def oracle(depth: int, answers: list[list[int]], wrong_from: int = 99) -> Drafte
     width = max(len(a) for a in answers) + depth + 1
     table = jnp.asarray([a + [0] * (width - len(a)) for a in answers], jnp.int32)
 
-    def init(params, tokens_BS, length_B):
-        return jnp.ones_like(length_B)
+    # What it keeps is how many tokens were said; the prompt's are taken off.
+    prompt_B = jnp.asarray([len(prompt) for prompt in PROMPTS])
+    memory = Memory(lambda B, S: -prompt_B, lambda params, done, committed, features: done + committed.count)
 
-    def propose(done_B, key_B, law):
+    def propose(params, done_B, key_B, law):
         at = done_B[:, None] + jnp.arange(depth)[None, :]
         tokens = jnp.take_along_axis(table, at, axis=1)
         tokens = jnp.where(jnp.arange(depth)[None, :] >= wrong_from, (tokens + 1) % CONFIG.vocab_size, tokens)
         return Proposal(tokens, None, jnp.full_like(done_B, depth), chain(depth))
 
-    return Drafter("oracle", init, propose, lambda done, committed, features: done + committed.count, depth)
+    return Drafter("oracle", depth, memory, propose)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
@@ -205,17 +206,17 @@ def test_each_stage_can_be_called_alone_outside_jit():
     plain, _, _ = continuation(PROMPTS[1:2], max_new_tokens=6)
     request = make_request(target, PROMPTS[1:2], max_new_tokens=6, drafter="ngram", depth=2)
     drafter = request.drafter
-    state = start_state(target, request)
-    state = loop.begin(params, loop.prefill(params, state, target=target, rule=request.rule, chunk=64), drafter=drafter)
+    params, state = Params(params), start_state(target, request)
+    state = loop.prefill(params, state, target=target, memory=drafter.memory, rule=request.rule, chunk=64)
     while state.status[0] == loop.RUNNING:
-        proposal = loop.draft(state, drafter)
-        logits, features, cache = loop.score(params, state, proposal, target, drafter.features)
+        proposal = loop.draft(params, state, drafter)
+        logits, features, cache = loop.score(params, state, proposal, target, drafter.memory.features)
         verdict = loop.verify(target, request.rule, state, proposal, logits)
         before = state.length
         state = loop.commit(state.replace(cache=cache), proposal, verdict)
-        state = loop.settle(state, before, features, target, drafter)
+        state = loop.settle(params, state, before, features, target, drafter)
         assert state.cache.length.tolist() == (state.length - 1).tolist()
-        assert state.drafter.length.tolist() == state.length.tolist()
+        assert state.memory.length.tolist() == state.length.tolist()
     assert emitted_ids(state) == plain
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mtpjax.decoding import loop
-from mtpjax.decoding.drafters import ngram, none
+from mtpjax.decoding.drafters import Params, ngram, none
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.target import target_from_model
 from mtpjax.quant.policy import apply_precision
@@ -18,7 +18,7 @@ from tests.tiny import CONFIG, tiny_model
 def test_the_cache_is_updated_in_place(precision, depth):
     model, params = tiny_model()
     model = model.copy(dtype=jnp.dtype("float32" if precision == "f32" else "bfloat16"))
-    params, target = apply_precision(params, precision), target_from_model(model)
+    params, target = Params(apply_precision(params, precision)), target_from_model(model)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, CONFIG.vocab_size, n).tolist() for n in (9, 30, 2, 60)]
     drafter = ngram(depth) if depth else none()
@@ -27,9 +27,9 @@ def test_the_cache_is_updated_in_place(precision, depth):
     tail = request.law, jnp.asarray(request.stop_ids), jnp.asarray(request.seed)
 
     def start(params):
-        state = loop.init_state(target, *arrays, *tail)
-        state = loop.prefill(params, state, target=target, rule=request.rule, chunk=request.chunk)
-        return loop.begin(params, state, drafter=drafter)
+        state = loop.init_state(target, drafter.memory, *arrays, *tail)
+        static = {"target": target, "memory": drafter.memory, "rule": request.rule, "chunk": request.chunk}
+        return loop.start_counting(loop.prefill(params, state, **static), drafter.depth)
 
     state = start(params)
     compiled = loop.decode.lower(

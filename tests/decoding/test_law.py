@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from mtpjax.decoding.drafters import Drafter, Proposal, chain
+from mtpjax.decoding.drafters import Drafter, Memory, Proposal, chain
 from mtpjax.decoding.generate import run
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.result import emitted_ids
@@ -28,7 +28,7 @@ def fixed_law_drafter(depth: int, sampled: bool) -> Drafter:
     """Drafts from one law whatever was said; as samples with their q, or as a deterministic token."""
     logits = jnp.asarray(np.random.default_rng(9).normal(size=V), jnp.float32)
 
-    def propose(state, key_B, law: Law):
+    def propose(params, state, key_B, law: Law):
         B = key_B.shape[0]
         q = probabilities(jnp.broadcast_to(logits, (B, depth, V)), law)
         if not sampled:
@@ -38,7 +38,8 @@ def fixed_law_drafter(depth: int, sampled: bool) -> Drafter:
         tokens = jnp.stack([draw(keys[:, i], q[:, i]) for i in range(depth)], axis=1)
         return Proposal(tokens, q, jnp.full(B, depth), chain(depth))
 
-    return Drafter("fixed", lambda p, t, n: jnp.zeros(0), propose, lambda s, c, f: s, depth)
+    memory = Memory(lambda B, S: (), lambda params, state, committed, features: state)
+    return Drafter("fixed", depth, memory, propose)
 
 
 def joint_law(prompt: list[int], **settings) -> np.ndarray:

@@ -1,4 +1,10 @@
-"""The drafter seam: three pure functions that guess what the target will say."""
+"""The drafter seam: what a drafter keeps of the text, and how it guesses what the target will say.
+
+A drafter is a `Memory` and a `propose`. The memory is told every token as it is committed, the prompt's as well as the
+output's, together with the target's hidden states that predicted it; n-gram lookup keeps the tokens, a draft model its
+own cache, an MTP module the hidden states. `propose` reads the memory and drafts. The depth is a fact of `propose`
+alone, so that drafters which differ in depth share one compiled prefill.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +17,13 @@ from mtpjax.decoding.sampling import Law
 from mtpjax.records import Leaf
 
 State = Any
+
+
+class Params(struct.PyTreeNode):
+    """Parameters of the target and of the drafter (None if it has none): arguments of the loops, never captured."""
+
+    target: Any
+    drafter: Any = None
 
 
 class Proposal(struct.PyTreeNode):
@@ -32,10 +45,27 @@ class Proposal(struct.PyTreeNode):
 
 
 class Committed(struct.PyTreeNode):
-    """Tokens that a step committed: int32 [B, W], of which the first `count` [B] are real."""
+    """Tokens that were committed: int32 [B, W], of which the first `count` [B] are real."""
 
     tokens: Leaf
     count: Leaf
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a drafter keeps of the text.
+
+    Attributes:
+        init: ``(batch, capacity) -> state`` of an empty text.
+        update: ``(params, state, committed, features) -> state``. `features` holds, for each layer asked for, the
+            target's hidden states [B, W, D] that predicted the committed tokens: those of the place before each. The
+            very first token of a text has none, zeros.
+        features: layers of the target whose hidden states `update` wants.
+    """
+
+    init: Callable[[int, int], State]
+    update: Callable[[Params, State, Committed, tuple[Array, ...]], State]
+    features: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,19 +74,15 @@ class Drafter:
 
     Attributes:
         name: its key in `DRAFTERS`.
-        init: ``(params, tokens_BS, length_B) -> state``: from the prompt (and the target's first token).
-        propose: ``(state, key_B, law) -> Proposal``.
-        update: ``(state, committed, features) -> state``.
         depth: drafted tokens per step.
-        features: layers of the target whose hidden states `update` wants.
+        memory: what it keeps of the text.
+        propose: ``(params, state, key_B, law) -> Proposal``.
     """
 
     name: str
-    init: Callable[[Any, Array, Array], State]
-    propose: Callable[[State, Array, Law], Proposal]
-    update: Callable[[State, Committed, tuple[Array, ...]], State]
     depth: int
-    features: tuple[int, ...] = ()
+    memory: Memory
+    propose: Callable[[Params, State, Array, Law], Proposal]
 
 
 def chain(depth: int) -> tuple[int, ...]:

@@ -11,14 +11,13 @@ State: the tokens so far [B, S] and their number [B]. The draft is deterministic
 """
 
 from functools import lru_cache
-from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 from jaxtyping import Int
 
-from mtpjax.decoding.drafters.base import Committed, Drafter, Proposal, chain
+from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, chain
 from mtpjax.decoding.sampling import Law
 from mtpjax.records import Leaf
 
@@ -30,25 +29,28 @@ class History(struct.PyTreeNode):
     length: Leaf
 
 
+def _empty(batch: int, capacity: int) -> History:
+    return History(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros(batch, jnp.int32))
+
+
+def _remember(params: Params, state: History, committed: Committed, features: tuple[Array, ...]) -> History:
+    tokens = append(state.tokens, state.length, committed)
+    return History(tokens, state.length + committed.count)
+
+
+HISTORY = Memory(_empty, _remember)
+"""The memory of every lookup drafter: the text itself."""
+
+
 @lru_cache(maxsize=64)
 def ngram(depth: int = 3, longest: int = 4, shortest: int = 1) -> Drafter:
     """Prompt-lookup drafter: suffixes of `longest` down to `shortest` tokens are looked up."""
 
-    def propose(state: History, key_B: Array, law: Law) -> Proposal:
+    def propose(params: Params, state: History, key_B: Array, law: Law) -> Proposal:
         tokens, count = lookup(state.tokens, state.length, depth, longest, shortest)
         return Proposal(tokens=tokens, q=None, count=count, parents=chain(depth))
 
-    return Drafter("ngram", _remember, propose, _append, depth)
-
-
-def _remember(params: Any, tokens_BS: Array, length_B: Array) -> History:
-    # Copies, since the loop is given its state to overwrite and the same buffer can't be given twice.
-    return History(jnp.array(tokens_BS, copy=True), jnp.array(length_B, copy=True))
-
-
-def _append(state: History, committed: Committed, features: tuple[Array, ...]) -> History:
-    tokens = append(state.tokens, state.length, committed)
-    return History(tokens, state.length + committed.count)
+    return Drafter("ngram", depth, HISTORY, propose)
 
 
 def append(tokens_BS: Array, length_B: Array, committed: Committed) -> Array:

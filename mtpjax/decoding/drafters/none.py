@@ -4,17 +4,16 @@ from functools import lru_cache
 
 import jax.numpy as jnp
 
-from mtpjax.decoding.drafters.base import Drafter, Proposal
+from mtpjax.decoding.drafters.base import Drafter, Memory, Proposal
 
 
 @lru_cache(maxsize=1)
 def none() -> Drafter:
-    """The drafter of plain decoding: its state is the batch's shape and nothing else."""
+    """The drafter of plain decoding: it keeps nothing, and proposes nothing."""
 
-    def init(params, tokens_BS, length_B):
-        return jnp.zeros((tokens_BS.shape[0], 0), jnp.int32)
+    def propose(params, state, key_B, law):
+        (batch,) = key_B.shape
+        return Proposal(jnp.zeros((batch, 0), jnp.int32), q=None, count=jnp.zeros(batch, jnp.int32), parents=())
 
-    def propose(state, key_B, law):
-        return Proposal(tokens=state, q=None, count=jnp.zeros(state.shape[0], jnp.int32), parents=())
-
-    return Drafter("none", init, propose, lambda state, committed, features: state, depth=0)
+    memory = Memory(init=lambda batch, capacity: (), update=lambda params, state, committed, features: state)
+    return Drafter("none", 0, memory, propose)
