@@ -63,6 +63,7 @@ print(plain.stats)
 
 # %%
 from mtpjax.decoding import loop
+from mtpjax.decoding.drafters import Params
 from mtpjax.decoding.generate import encode_prompts, start_state, target_of
 from mtpjax.decoding.request import make_request
 
@@ -70,10 +71,10 @@ target = target_of(lm)
 ids = encode_prompts(lm, [PROMPT], chat=True)
 request = make_request(target, ids, max_new_tokens=NEW_TOKENS, stop_ids=lm.tokenizer.stop_ids, drafter="ngram", depth=4)
 rule, drafter = request.rule, request.drafter
+params = Params(lm.params, request.drafter_params)  # the target's, and the drafter's: none here
 
 state = start_state(target, request)
-state = loop.prefill(lm.params, state, target=target, rule=rule, chunk=request.chunk)
-state = loop.begin(lm.params, state, drafter=drafter)
+state = loop.prefill(params, state, target=target, memory=drafter.memory, rule=rule, chunk=request.chunk)
 
 # %%
 import html
@@ -111,7 +112,7 @@ print(f"the prompt has {state.prompt_length[0]} tokens; the target's first token
 # and proposes what followed them there. At depth 4 it proposes four tokens.
 
 # %%
-proposal = loop.draft(state, drafter)
+proposal = loop.draft(params, state, drafter)
 print("proposed:", *[word(token) for token in proposal.tokens[0]])
 
 # %% [markdown]
@@ -119,7 +120,7 @@ print("proposed:", *[word(token) for token in proposal.tokens[0]])
 # should come next, given everything before, as if the drafts were right.
 
 # %%
-logits, features, cache = loop.score(lm.params, state, proposal, target, drafter.features)
+logits, features, cache = loop.score(params, state, proposal, target, drafter.memory.features)
 print("logits:", logits.shape, "= (batch, window, vocabulary)")
 
 # %% [markdown]
@@ -150,8 +151,8 @@ table(("place", "the target reads", "and says next", "the draft was", ""), rows)
 
 # %%
 before = state.length
-state = loop.commit(state.replace(cache=cache), proposal, verdict, count=True)
-state = loop.settle(state, before, features, target, drafter)
+state = loop.commit(state.replace(cache=cache), proposal, verdict)
+state = loop.settle(params, state, before, features, target, drafter)
 print(f"{int(state.length[0] - before[0])} tokens from one pass; the cache holds {state.cache.length[0]} tokens")
 
 # %% [markdown]
@@ -163,11 +164,11 @@ print(f"{int(state.length[0] - before[0])} tokens from one pass; the cache holds
 rows = []
 while int(state.status[0]) == loop.RUNNING and len(rows) < STEPS:
     before = state.length
-    proposal = loop.draft(state, drafter)
-    logits, features, cache = loop.score(lm.params, state, proposal, target, drafter.features)
+    proposal = loop.draft(params, state, drafter)
+    logits, features, cache = loop.score(params, state, proposal, target, drafter.memory.features)
     verdict = loop.verify(target, rule, state, proposal, logits)
-    state = loop.commit(state.replace(cache=cache), proposal, verdict, count=True)
-    state = loop.settle(state, before, features, target, drafter)
+    state = loop.commit(state.replace(cache=cache), proposal, verdict)
+    state = loop.settle(params, state, before, features, target, drafter)
 
     count, proposed = int(verdict.accepted[0]), int(proposal.count[0])
     drafts = [(accepted if i < count else rejected)(proposal.tokens[0, i]) for i in range(proposed)]
