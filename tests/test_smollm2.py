@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mtpjax.evaluation.quality import nll
 
 import mtpjax
 from mtpjax.decoding.generate import rounds, target_of
 from mtpjax.decoding.request import make_request
+from mtpjax.evaluation.quality import score
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = json.loads((DATA / "smollm2_golden.json").read_text(encoding="utf-8"))
@@ -63,15 +63,23 @@ def test_last_logits_and_prompt_nll(logits, name):
 
 
 def test_greedy_ids_plain_and_speculative(lm):
-    """All six prompts, one by one and as a ragged batch, plain and with prompt lookup at depth 3."""
+    """All six prompts as a ragged batch, plain and with prompt lookup at depth 3."""
     prompts = [GOLDEN[name]["ids"] for name in NAMES]
     settings = {"max_new_tokens": 96, "stop_ids": ()}
     for drafter in (None, "ngram"):
-        alone = [mtpjax.generate(lm, [p], drafter=drafter, **settings).ids[0] for p in prompts]
         together = mtpjax.generate(lm, prompts, drafter=drafter, **settings).ids
         for row, name in enumerate(NAMES):
-            assert same_until_a_tie(alone[row], name), (name, drafter)
             assert same_until_a_tie(together[row], name), (name, drafter)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", range(9))
+def test_greedy_ids_alone_at_every_depth(lm, depth):
+    for name in NAMES:
+        out = mtpjax.generate(
+            lm, [GOLDEN[name]["ids"]], max_new_tokens=96, stop_ids=(), drafter="ngram" if depth else None, depth=depth
+        )
+        assert same_until_a_tie(out.ids[0], name), (name, depth)
 
 
 def test_streamed_text_is_the_whole_text(lm):
@@ -88,7 +96,7 @@ def test_nll_of_a_public_text(lm, shared):
     golden = GOLDEN["_nll_tinyshakespeare"]
     ids = lm.tokenizer.encode(text[: golden["chars_read"]])[: golden["tokens"]]
     assert ids[:16] == golden["first_ids"]
-    assert nll(lm, ids) == pytest.approx(golden["nll_per_token"], abs=1e-4)
+    assert score(lm, ids).nll.mean() == pytest.approx(golden["nll_per_token"], abs=1e-4)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from mtpjax.models.transformer import Transformer
 CONFIG = ModelConfig(
     vocab_size=61,
     d_model=48,
-    n_layers=3,
+    n_layers=2,
     n_heads=6,
     n_kv_heads=2,
     head_dim=8,
@@ -28,7 +28,7 @@ CONFIG = ModelConfig(
 def tiny_model(config: ModelConfig = CONFIG, seed: int = 0, spread: float = 6.0):
     """A random decoder with weights large enough that its choices vary: (model, params)."""
     model = Transformer(config)
-    params = model.init(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32))["params"]
+    params = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32))["params"]
     return model, jax.tree.map(lambda x: x * spread if x.ndim == 2 else x, params)
 
 

@@ -1,5 +1,7 @@
 """The decoder: windows, chunks and batches agree; what is masked is not seen; quantised weights stand in."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,13 @@ from mtpjax.models.config import ModelConfig, RopeConfig
 from mtpjax.models.transformer import Transformer
 from mtpjax.quant.policy import apply_precision
 from tests.tiny import CONFIG, tiny_model
+
+
+@partial(jax.jit, static_argnames=("model", "features"))
+def forward(model, params, *window, logits_at=None, features=()):
+    """One compiled pass; eager operations would each be compiled alone."""
+    return model.apply({"params": params}, *window, logits_at=logits_at, features=features)
+
 
 IDS = jnp.asarray(np.random.default_rng(0).integers(0, CONFIG.vocab_size, (2, 40)), jnp.int32)
 VARIANTS = {
@@ -27,11 +36,10 @@ VARIANTS = {
 def test_cached_windows_equal_one_pass_without_cache(variant, widths):
     config = ModelConfig(**{**CONFIG.model_dump(), **VARIANTS[variant]})
     model, params = tiny_model(config)
-    whole = model.apply({"params": params}, IDS).logits
+    whole = forward(model, params, IDS).logits
     cache, parts, start = model.init_cache(2, 64), [], 0
-    forward = jax.jit(lambda ids, cache: model.apply({"params": params}, ids, cache))
     for width in widths:
-        out = forward(IDS[:, start : start + width], cache)
+        out = forward(model, params, IDS[:, start : start + width], cache)
         parts.append(out.logits)
         start += width
         cache = out.cache.replace(length=out.cache.length + width)
@@ -41,14 +49,13 @@ def test_cached_windows_equal_one_pass_without_cache(variant, widths):
 def test_ragged_rows_and_stale_slots():
     """Rows of different lengths, behind which lie garbage keys: each row sees its own tokens only."""
     model, params = tiny_model()
-    apply = jax.jit(lambda ids, cache: model.apply({"params": params}, ids, cache))
-    cache = apply(IDS, model.init_cache(2, 64)).cache
+    cache = forward(model, params, IDS, model.init_cache(2, 64)).cache
     for lengths in ([5, 30], [0, 12]):
         rolled = cache.replace(length=jnp.asarray(lengths, jnp.int32))
         window = jnp.stack([IDS[row, n : n + 4] for row, n in enumerate(lengths)])
-        out = apply(window, rolled)
+        out = forward(model, params, window, rolled)
         for row, n in enumerate(lengths):
-            whole = model.apply({"params": params}, IDS[row : row + 1, : n + 4]).logits[0, -4:]
+            whole = forward(model, params, IDS[row : row + 1, : n + 4]).logits[0, -4:]
             np.testing.assert_allclose(out.logits[row], whole, atol=2e-4, rtol=1e-4)
 
 
@@ -58,7 +65,7 @@ def test_no_query_sees_the_future():
 
     def loss(table, place):
         changed = {**params, "embed": {"weight": table}}
-        return jnp.sum(model.apply({"params": changed}, jnp.arange(12)[None]).logits[0, place])
+        return jnp.sum(forward(model, changed, jnp.arange(12)[None]).logits[0, place])
 
     config = ModelConfig(**{**CONFIG.model_dump(), "tie_embeddings": False})
     model, params = tiny_model(config)
@@ -71,21 +78,21 @@ def test_no_query_sees_the_future():
 def test_a_tree_mask_hides_siblings():
     """Two candidates after one token: each sees its own branch, as if it were decoded alone."""
     model, params = tiny_model()
-    cache = model.apply({"params": params}, IDS[:1, :10], model.init_cache(1, 64)).cache
+    cache = forward(model, params, IDS[:1, :10], model.init_cache(1, 64)).cache
     cache = cache.replace(length=jnp.asarray([10], jnp.int32))
     window = jnp.asarray([[7, 11, 22]], jnp.int32)  # 11 and 22 both follow 7
     mask = jnp.asarray([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool)
     positions = jnp.asarray([[10, 11, 11]], jnp.int32)
-    tree = model.apply({"params": params}, window, cache, positions, mask).logits[0]
+    tree = forward(model, params, window, cache, positions, mask).logits[0]
     for place, token in ((1, 11), (2, 22)):
-        chain = model.apply({"params": params}, jnp.asarray([[7, token]], jnp.int32), cache).logits[0, 1]
+        chain = forward(model, params, jnp.asarray([[7, token]], jnp.int32), cache).logits[0, 1]
         np.testing.assert_allclose(tree[place], chain, atol=2e-4, rtol=1e-4)
 
 
 def test_logits_at_and_features():
     model, params = tiny_model()
-    whole = model.apply({"params": params}, IDS, features=(0, 2, 3))
-    some = model.apply({"params": params}, IDS, logits_at=jnp.asarray([[3], [39]]))
+    whole = forward(model, params, IDS, features=(0, 1, 2))
+    some = forward(model, params, IDS, logits_at=jnp.asarray([[3], [39]]))
     assert some.logits.shape == (2, 1, CONFIG.vocab_size)
     np.testing.assert_allclose(some.logits[:, 0], whole.logits[jnp.arange(2), jnp.asarray([3, 39])], atol=1e-4)
     assert [f.shape for f in whole.features] == [(2, 40, CONFIG.d_model)] * 3
@@ -103,22 +110,22 @@ def test_fp8_weights_stand_in_for_arrays():
     """Same model, QTensor leaves: near the f32 logits, and equal to running on the dequantised weights."""
     model, params = tiny_model()
     fp8 = apply_precision(params, "fp8")
-    logits = model.apply({"params": fp8}, IDS).logits
+    logits = forward(model, fp8, IDS).logits
     from mtpjax.quant.qtensor import QTensor, dequantize
 
     plain = jax.tree.map(
         lambda x: dequantize(x) if isinstance(x, QTensor) else x, fp8, is_leaf=lambda x: isinstance(x, QTensor)
     )
-    np.testing.assert_allclose(logits, model.apply({"params": plain}, IDS).logits, atol=1e-4, rtol=1e-4)
-    assert 0 < float(jnp.max(jnp.abs(logits - model.apply({"params": params}, IDS).logits))) < 30
+    np.testing.assert_allclose(logits, forward(model, plain, IDS).logits, atol=1e-4, rtol=1e-4)
+    assert 0 < float(jnp.max(jnp.abs(logits - forward(model, params, IDS).logits))) < 30
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f16", "fp8"])
 def test_low_precisions_stay_near(precision):
     _, params = tiny_model()
     dtype = jnp.dtype("float16") if precision == "f16" else jnp.dtype("bfloat16")
-    low = Transformer(CONFIG, dtype).apply({"params": apply_precision(params, precision)}, IDS).logits
-    high = Transformer(CONFIG).apply({"params": params}, IDS).logits
+    low = forward(Transformer(CONFIG, dtype), apply_precision(params, precision), IDS).logits
+    high = forward(Transformer(CONFIG), params, IDS).logits
     assert low.dtype == jnp.float32
     error = jnp.linalg.norm(low - high) / jnp.linalg.norm(high)
     assert float(error) < (0.2 if precision == "fp8" else 0.05)
