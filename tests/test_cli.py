@@ -317,9 +317,11 @@ def test_ctrl_c_is_130(capsys, monkeypatch):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_ctrl_c_during_a_demo_leaves_nothing(elsewhere, tiny):
+def test_ctrl_c_during_a_demo_leaves_nothing(elsewhere, tmp_path):
+    config = tiny_config(max_context=20_000, n_layers=1)  # room for a text that lasts longer than the signal takes
+    model = write_hf(tmp_path / "long", config, flat_random(config))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "mtpjax", "demo", "--model", str(tiny), "max_new_tokens=100000"]
+    command = [sys.executable, "-m", "mtpjax", "demo", "--model", str(model), "max_new_tokens=15000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
         assert "in bf16" in run.stderr.readline()
         assert (elsewhere / "runs").exists()

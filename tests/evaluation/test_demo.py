@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -31,6 +32,7 @@ def config():
 def run(config, tiny_folder, tmp_path_factory):
     """One run of the whole flow, shared: (results, folder, lines said)."""
     said = []
+    jax.clear_caches()  # another file's tests may have compiled the same programs in this process
     parent = tmp_path_factory.mktemp("runs") / "demo"
     results, folder = demo.run_to_folder(
         config, tiny_folder, parent, command=["mtpjax", "demo"], xla_flags="", say=said.append
