@@ -253,7 +253,7 @@ proposal = Proposal(
 )
 laws = jnp.broadcast_to(jnp.asarray(p, jnp.float32), (ROWS, 2, 4))  # one place to verify, one behind it
 keys = jax.vmap(jax.random.key)(jnp.arange(ROWS))
-verdict = RULES["rejection"].verify(laws, proposal, keys)
+verdict = RULES["rejection"].verify(laws, proposal, keys, {})
 
 passed = np.asarray(verdict.accepted) == 1
 token = np.where(passed, drafts[:, 0], verdict.next_token)

@@ -56,7 +56,8 @@ def counts(depth, passes, accepted, tokens):
     return Stats(
         batch=1, depth=depth, prompt_tokens=5, new_tokens=tokens, target_passes=passes, compile_s=0.0, prefill_s=0.1,
         decode_s=1.0, num_drafts=passes, num_draft_tokens=passes * depth, num_accepted_tokens=sum(accepted),
-        proposed_per_pos=(passes,) * depth, accepted_per_pos=tuple(accepted), weight_bytes=1, cache_bytes=1,
+        proposed_per_pos=(passes,) * depth, accepted_per_pos=tuple(accepted),
+        lossless=True, tv_per_pos=None, weight_bytes=1, cache_bytes=1,
     )  # fmt: skip
 
 

@@ -59,10 +59,9 @@ def table_target(vocab: int, max_context: int = 64) -> Target:
         tokens = cache.tokens.at[jnp.arange(B)[:, None], slots].set(ids_BW, mode="drop")
         before = jnp.take_along_axis(tokens, jnp.clip(slots - 1, 0, tokens.shape[1] - 1), axis=1)
         before = jnp.where(slots > 0, before, 0)
-        logits = params[before, ids_BW]
         if logits_at_BR is not None:
-            logits = jnp.take_along_axis(logits, logits_at_BR[:, :, None], axis=1)
-        return logits, (), cache.replace(tokens=tokens)
+            before, ids_BW = (jnp.take_along_axis(x, logits_at_BR, axis=1) for x in (before, ids_BW))
+        return params[before, ids_BW], (), cache.replace(tokens=tokens)
 
     def init_cache(batch: int, capacity: int) -> TableCache:
         return TableCache(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros(batch, jnp.int32))

@@ -52,7 +52,8 @@ def generate(
         max_new_tokens: the most tokens to emit, per call or per row; the context may end a row sooner.
         drafter: None for plain decoding, a name in `DRAFTERS` ("ngram"), or a `Drafter`.
         depth: drafted tokens per step; 3 with a drafter unless given; 0 is plain decoding.
-        rule: acceptance rule, a name in `RULES`; "rejection" is lossless at every temperature.
+        rule: acceptance rule, a name in `RULES` or a `Rule`; "rejection" and "block" are lossless at every
+            temperature. `stats.lossless` says which the rule is, `stats.tv_per_token` what a lossy one costs.
         temperature: 0 is greedy; per call or per row, as are top_k, top_p and min_p.
         top_k: sample among the k largest; 0 is off.
         top_p: smallest set of tokens with at least this probability; 1 is off.
@@ -171,7 +172,8 @@ def start_state(target: Target, request: Request) -> DecodeState:
         lambda x: jnp.array(x, copy=True),
         (request.tokens, request.prompt_length, request.limit, request.law, request.stop_ids, request.seed),
     )
-    return loop.init_state(target, request.drafter.memory, tokens, prompt_length, limit, law, stop_ids, seed)
+    numbers = {name: jnp.float32(value) for name, value in request.rule.settings.items()}
+    return loop.init_state(target, request.drafter.memory, tokens, prompt_length, limit, law, numbers, stop_ids, seed)
 
 
 def run(target: Target, target_params: Any, request: Request) -> tuple[DecodeState, Stats]:
@@ -238,6 +240,8 @@ def _stats(
         num_accepted_tokens=int(total["accepted_at"].sum()),
         proposed_per_pos=tuple(total["proposed_at"].tolist()),
         accepted_per_pos=tuple(total["accepted_at"].tolist()),
+        lossless=request.rule.lossless,
+        tv_per_pos=None if request.rule.lossless else tuple(total["tv_at"].tolist()),
         weight_bytes=sum(x.nbytes for x in jax.tree.leaves(params)),
         cache_bytes=sum(x.nbytes for x in jax.tree.leaves(state.cache)),
     )

@@ -27,7 +27,7 @@ from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Pr
 from mtpjax.decoding.drafters.ngram import append
 from mtpjax.decoding.sampling import Law, probabilities, step_keys
 from mtpjax.decoding.target import Cache, Target
-from mtpjax.decoding.verify.base import Rule, Verdict
+from mtpjax.decoding.verify.base import Rule, Settings, Verdict
 from mtpjax.decoding.verify.greedy import verify_choice
 from mtpjax.records import Leaf
 
@@ -44,6 +44,8 @@ class Counters(struct.PyTreeNode):
         drafted: int32 [B], proposed tokens.
         proposed_at: int32 [B, depth], how often each place was proposed.
         accepted_at: int32 [B, depth], how often each place was accepted.
+        tv_at: f32 [B, depth], sum over the passes that committed a token at each proposed place of its law's total
+            variation from the target's; 0 with a lossless rule.
     """
 
     passes: Leaf
@@ -52,6 +54,7 @@ class Counters(struct.PyTreeNode):
     drafted: Leaf
     proposed_at: Leaf
     accepted_at: Leaf
+    tv_at: Leaf
 
 
 class DecodeState(struct.PyTreeNode):
@@ -67,6 +70,7 @@ class DecodeState(struct.PyTreeNode):
         cache: the target's cache; committed length is ``length - 1`` after prefill.
         memory: the drafter's memory of the text.
         law: sampling settings [B].
+        rule_settings: the acceptance rule's numbers, f32 scalars by name.
         stop_ids: int32 [n], padded with -1.
         key: typed PRNG keys [B].
         counters: acceptance counters; None before `start_counting`.
@@ -81,6 +85,7 @@ class DecodeState(struct.PyTreeNode):
     cache: Cache
     memory: State
     law: Law
+    rule_settings: Settings
     stop_ids: Leaf
     key: Leaf
     counters: Counters | None
@@ -93,6 +98,7 @@ def init_state(
     prompt_length_B: Array,
     limit_B: Array,
     law: Law,
+    rule_settings: Settings,
     stop_ids: Array,
     seed_B: Array,
 ) -> DecodeState:
@@ -111,6 +117,7 @@ def init_state(
         cache=target.init_cache(B, S),
         memory=memory.init(B, S),
         law=law,
+        rule_settings=rule_settings,
         stop_ids=stop_ids,
         key=jax.vmap(jax.random.key)(seed_B),
         counters=None,
@@ -172,7 +179,9 @@ def start_counting(state: DecodeState, depth: int) -> DecodeState:
     def zeros(*shape: int) -> Array:
         return jnp.zeros((*state.length.shape, *shape), jnp.int32)
 
-    return state.replace(counters=Counters(zeros(), zeros(), zeros(), zeros(), zeros(depth), zeros(depth)))
+    tv_at = zeros(depth).astype(jnp.float32)
+    counters = Counters(zeros(), zeros(), zeros(), zeros(), zeros(depth), zeros(depth), tv_at)
+    return state.replace(counters=counters)
 
 
 @partial(jax.jit, static_argnames=("target", "drafter", "rule"), donate_argnames="state")
@@ -229,11 +238,15 @@ def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, l
     real = jnp.broadcast_to(jnp.arange(target.vocab_size) < target.emit_vocab, logits_BWV.shape)
     logits_BWV = jnp.where(real, logits_BWV, -jnp.inf)
     keys = step_keys(state.key, state.length - state.prompt_length)
-    return lax.cond(
-        jnp.all(state.law.greedy),
-        lambda: verify_choice(jnp.argmax(logits_BWV, axis=-1).astype(jnp.int32), proposal),
-        lambda: rule.verify(probabilities(logits_BWV, state.law), proposal, keys),
-    )
+
+    def choose() -> Verdict:
+        verdict = verify_choice(jnp.argmax(logits_BWV, axis=-1).astype(jnp.int32), proposal)
+        return verdict if rule.lossless else verdict.replace(tv=jnp.zeros(proposal.tokens.shape))
+
+    def judge() -> Verdict:
+        return rule.verify(probabilities(logits_BWV, state.law), proposal, keys, state.rule_settings)
+
+    return lax.cond(jnp.all(state.law.greedy), choose, judge)
 
 
 def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool = False) -> DecodeState:
@@ -289,6 +302,10 @@ def settle(
 def _count(counters: Counters, running: Array, proposal: Proposal, verdict: Verdict, emitted: Array) -> Counters:
     place = jnp.arange(proposal.tokens.shape[1])[None, :]
     kept = jnp.minimum(verdict.accepted, emitted)
+    tv_at = counters.tv_at
+    if verdict.tv is not None:
+        committed = jnp.minimum(emitted, proposal.count)  # the bonus has the target's law
+        tv_at = tv_at + jnp.where(place < committed[:, None], verdict.tv, 0.0)
     return Counters(
         passes=counters.passes + running,
         emitted=counters.emitted + emitted,
@@ -296,4 +313,5 @@ def _count(counters: Counters, running: Array, proposal: Proposal, verdict: Verd
         drafted=counters.drafted + proposal.count,
         proposed_at=counters.proposed_at + (place < proposal.count[:, None]),
         accepted_at=counters.accepted_at + (place < kept[:, None]),
+        tv_at=tv_at,
     )

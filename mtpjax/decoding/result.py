@@ -26,6 +26,10 @@ class Stats:
         num_accepted_tokens: proposed tokens that were emitted.
         proposed_per_pos: proposals at each depth.
         accepted_per_pos: acceptances at each depth.
+        lossless: whether the acceptance rule keeps the target's law.
+        tv_per_pos: of a lossy rule, the sum, over the passes that committed a token at each depth, of the exact total
+            variation between that token's law under the rule, given the text before it, and the target's; None for a
+            lossless rule.
         weight_bytes: bytes of the parameters in memory.
         cache_bytes: bytes of the KV cache in memory.
     """
@@ -43,6 +47,8 @@ class Stats:
     num_accepted_tokens: int
     proposed_per_pos: tuple[int, ...]
     accepted_per_pos: tuple[int, ...]
+    lossless: bool
+    tv_per_pos: tuple[float, ...] | None
     weight_bytes: int
     cache_bytes: int
 
@@ -79,10 +85,33 @@ class Stats:
         reached = (self.num_drafts, *self.accepted_per_pos, 0)
         return tuple(reached[i] - reached[i + 1] for i in range(len(reached) - 1))
 
+    @property
+    def tv_per_token(self) -> float | None:
+        """Mean total variation from the target's law of the tokens that target passes committed; None if lossless.
+
+        A token behind the last draft has the target's law and counts 0. The expected sum over a text's tokens bounds
+        the total variation of the law of the whole text.
+        """
+        if self.tv_per_pos is None:
+            return None
+        return sum(self.tv_per_pos) / max(self.new_tokens - self.batch, 1)
+
+    @property
+    def tv_per_step(self) -> float | None:
+        """Mean total variation, from the target's law, of the first token that a target pass commits; None if lossless.
+
+        Passes in which nothing was proposed count 0.
+        """
+        if self.tv_per_pos is None:
+            return None
+        return (self.tv_per_pos[0] if self.tv_per_pos else 0.0) / max(self.target_passes, 1)
+
     def __str__(self) -> str:
         text = f"{self.new_tokens} tokens, {self.decode_tok_s:.1f} tok/s, first token {self.prefill_s * 1e3:.0f} ms"
         if self.depth:
             text += f", acceptance length {self.acceptance_length:.2f} at depth {self.depth}"
+        if self.tv_per_token is not None:
+            text += f", lossy: total variation {self.tv_per_token:.3f} per token"
         return text + f" (compiled in {self.compile_s:.1f} s)"
 
 
@@ -105,6 +134,11 @@ class Generation:
     pieces: list[list[str]] = field(repr=False)
     finish_reason: list[str]
     stats: Stats
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the acceptance rule kept the target's law; if not, `stats.tv_per_token` says what it cost."""
+        return self.stats.lossless
 
     def _repr_html_(self) -> str:
         rows = "".join(

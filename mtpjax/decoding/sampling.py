@@ -61,10 +61,10 @@ def _row(logits_V: Array, law: Law) -> Array:
     weight = jnp.exp(z)
 
     k = jnp.where(law.top_k <= 0, V, jnp.minimum(law.top_k, V))
-    kept = _when(law.top_k > 0, lambda: gap <= _threshold(gap, jnp.ones(V), k.astype(jnp.float32)), V)
+    kept = _when(law.top_k > 0, lambda: gap <= cutoff(gap, jnp.ones(V), k.astype(jnp.float32)), V)
     weight = jnp.where(kept, weight, 0.0)
     need = law.top_p * jnp.sum(weight)
-    kept = _when(law.top_p < 1.0, lambda: gap <= _threshold(gap, weight, need), V)
+    kept = _when(law.top_p < 1.0, lambda: gap <= cutoff(gap, weight, need), V)
     weight = jnp.where(kept, weight, 0.0)
     weight = jnp.where(weight >= law.min_p, weight, 0.0)  # the largest weight is exactly 1
     p = weight / jnp.sum(weight)
@@ -75,8 +75,8 @@ def _when(wanted: Array, kept, size: int) -> Array:
     return lax.cond(wanted, kept, lambda: jnp.ones(size, bool))
 
 
-def _threshold(order: Array, weight: Array, need: Array) -> Array:
-    """Smallest t such that the weights with order <= t sum to at least `need`; the largest int if none do."""
+def cutoff(order: Array, weight: Array, need: Array) -> Array:
+    """Smallest t >= 0 such that the weights with order <= t sum to at least `need`; the largest int if none do."""
 
     def halve(i: Array, t: Array) -> Array:
         step = jnp.left_shift(jnp.int32(1), 30 - i)

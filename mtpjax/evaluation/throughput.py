@@ -45,11 +45,11 @@ def generate_warm(lm: LM, prompt: str, **settings: Any) -> tuple[Generation, flo
 
 
 def pool(stats: Sequence[Stats]) -> Stats:
-    """Counts and times of several calls at one depth added up; bytes are the largest of them."""
+    """Counts and times of several calls at one depth and rule added up; bytes are the largest of them."""
     total: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(Stats)):
         values = [getattr(one, name) for one in stats]
-        if name == "depth":
+        if name in ("depth", "lossless") or values[0] is None:
             total[name] = values[0]
         elif name.endswith("_bytes"):
             total[name] = max(values)
@@ -74,5 +74,7 @@ def figures(stats: Stats) -> dict[str, Any]:
         "rates_unconditional",
         "rates_conditional",
         "accept_histogram",
+        "tv_per_step",
+        "tv_per_token",
     )
     return dataclasses.asdict(stats) | {name: getattr(stats, name) for name in derived}

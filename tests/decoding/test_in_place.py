@@ -24,7 +24,7 @@ def test_the_cache_is_updated_in_place(precision, depth):
     drafter = ngram(depth) if depth else none()
     request = make_request(target, prompts, max_new_tokens=1900, drafter=drafter)
     arrays = map(jnp.asarray, (request.tokens, request.prompt_length, request.limit))
-    tail = request.law, jnp.asarray(request.stop_ids), jnp.asarray(request.seed)
+    tail = request.law, {}, jnp.asarray(request.stop_ids), jnp.asarray(request.seed)
 
     def start(params):
         state = loop.init_state(target, drafter.memory, *arrays, *tail)

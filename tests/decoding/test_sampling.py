@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtpjax.decoding.sampling import Law, draw, probabilities, tagged, uniforms
+from tests.exactness.laws import processed
 
 V = 32
 
@@ -19,23 +20,6 @@ def law(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
         jnp.asarray([top_p], jnp.float32),
         jnp.asarray([min_p], jnp.float32),
     )
-
-
-def reference(logits, temperature, top_k, top_p, min_p):
-    """The same law by sorting, in float64; assumes no ties."""
-    z = logits.astype(np.float64) / temperature
-    order = np.argsort(-z)
-    p = np.exp(z - z.max())
-    keep = np.ones(len(z), bool)
-    if top_k:
-        keep[order[top_k:]] = False
-    p = np.where(keep, p, 0)
-    if top_p < 1:
-        share = np.cumsum(p[order]) / p.sum()
-        keep[order[1:][share[:-1] >= top_p]] = False
-        p = np.where(keep, p, 0)
-    p = np.where(p >= min_p * p.max(), p, 0)
-    return p / p.sum()
 
 
 process = jax.jit(probabilities)
@@ -52,7 +36,7 @@ process = jax.jit(probabilities)
 def test_equals_the_law_by_sorting(seed, temperature, top_k, top_p, min_p):
     logits = np.random.default_rng(seed).normal(size=V).astype(np.float32) * 3
     got = process(jnp.asarray(logits)[None, None], law(temperature, top_k, top_p, min_p))[0, 0]
-    want = reference(logits, temperature, min(top_k, V), top_p, min_p)
+    want = processed(logits, temperature, min(top_k, V), top_p, min_p)
     # A rounding of the cumulative sum may move the border by one token; then that token sits right at the border.
     if not np.array_equal(np.asarray(got) > 0, want > 0):
         pytest.skip("border of top-p within rounding") if top_p < 1 else pytest.fail("different support")

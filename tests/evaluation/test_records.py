@@ -25,7 +25,7 @@ def stats(depth=0, tokens=11, passes=10, decode_s=1.0, accepted=(), proposed=())
         batch=1, depth=depth, prompt_tokens=20, new_tokens=tokens, target_passes=passes, compile_s=0.0, prefill_s=0.1,
         decode_s=decode_s, num_drafts=proposed[0] if proposed else 0, num_draft_tokens=sum(proposed),
         num_accepted_tokens=sum(accepted), proposed_per_pos=tuple(proposed), accepted_per_pos=tuple(accepted),
-        weight_bytes=1000, cache_bytes=64,
+        lossless=True, tv_per_pos=None, weight_bytes=1000, cache_bytes=64,
     )  # fmt: skip
 
 
@@ -92,6 +92,13 @@ def test_pool_adds_counts_and_keeps_the_largest_bytes():
     assert (total.accepted_per_pos, total.proposed_per_pos, total.num_drafts) == ((5, 1), (7, 6), 7)
     assert (total.weight_bytes, total.decode_s) == (1000, 2.0)
     assert total.accept_histogram == (2, 4, 1)
+    assert (total.lossless, total.tv_per_pos) == (True, None)
+
+
+def test_pool_adds_the_total_variation_of_a_lossy_rule():
+    one = dataclasses.replace(stats(1, accepted=(4,), proposed=(5,)), lossless=False, tv_per_pos=(0.5,))
+    total = pool([one, one])
+    assert (total.lossless, total.tv_per_pos, total.tv_per_step) == (False, (1.0,), 1.0 / 20)
 
 
 def test_times():

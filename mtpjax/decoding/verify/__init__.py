@@ -1,9 +1,36 @@
-"""Acceptance rules by name. A new one is one file here and one line in `RULES`."""
+"""Acceptance rules by name. A new one is one file here and one line in `RULES`.
 
-from mtpjax.decoding.verify.base import Rule, Verdict
+Lossless: greedy (rows at temperature 0), rejection, block. Lossy, and labelled so in every output: typical, threshold,
+relaxed_top_k; those stand here with their default numbers, and `typical(epsilon=0.2)` is the same rule with others.
+"""
+
+from mtpjax.decoding.verify.base import Chain, Rule, Settings, Verdict
+from mtpjax.decoding.verify.block import BLOCK
 from mtpjax.decoding.verify.greedy import GREEDY
 from mtpjax.decoding.verify.rejection import REJECTION
+from mtpjax.decoding.verify.relaxed_top_k import relaxed_top_k
+from mtpjax.decoding.verify.threshold import threshold
+from mtpjax.decoding.verify.typical import typical
 
-RULES = {"greedy": GREEDY, "rejection": REJECTION}
+RULES = {
+    "greedy": GREEDY,
+    "rejection": REJECTION,
+    "block": BLOCK,
+    "typical": typical(),
+    "threshold": threshold(),
+    "relaxed_top_k": relaxed_top_k(),
+}
 
-__all__ = ["GREEDY", "REJECTION", "RULES", "Rule", "Verdict"]
+__all__ = [
+    "BLOCK",
+    "GREEDY",
+    "REJECTION",
+    "RULES",
+    "Chain",
+    "Rule",
+    "Settings",
+    "Verdict",
+    "relaxed_top_k",
+    "threshold",
+    "typical",
+]

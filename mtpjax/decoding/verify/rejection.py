@@ -6,48 +6,30 @@ norm(max(p - q, 0)). If all are accepted, the next token comes from the last law
 A deterministic draft has one-hot q: it is accepted with p(x), and the residual is p without x. A place that was not
 proposed has nothing to subtract: the next token comes from p itself. Greedy rows have one-hot p and need no case of
 their own.
-
-In floats: `u < p / q` is compared as `u * q < p`, strictly, since `uniform` does return 0 and `<=` would then accept a
-token of probability 0; a residual that sums to 0 (p and q equal up to rounding) falls back to p.
 """
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from mtpjax.decoding.drafters.base import Proposal
-from mtpjax.decoding.sampling import ACCEPT, BONUS, RESIDUAL, draw, tagged, uniforms
-from mtpjax.decoding.verify.base import Rule, Verdict
-from mtpjax.decoding.verify.greedy import chain_path, leading, proposed
+from mtpjax.decoding.verify.base import Chain, Settings
+from mtpjax.decoding.verify.chain import at_tokens, chain_rule, draft_chance, draft_law_at, law_at, leading
 
 
-def verify(p_BWV: Float[Array, "B W V"], proposal: Proposal, key_B: Array) -> Verdict:
-    """Verify a chain: p f32 [B, W, V] with W = depth + 1."""
-    depth = proposal.tokens.shape[1]
-    at_draft = proposal.tokens[:, :, None]
-    p_x = jnp.take_along_axis(p_BWV[:, :depth], at_draft, axis=2)[..., 0]
-    q_x = jnp.ones_like(p_x) if proposal.q is None else jnp.take_along_axis(proposal.q, at_draft, axis=2)[..., 0]
-    u = uniforms(tagged(key_B, ACCEPT), depth)
-    accepted = leading(proposed(proposal) & (u * q_x < p_x))
-
-    p = jnp.take_along_axis(p_BWV, accepted[:, None, None], axis=1)[:, 0]
-    rejected = accepted < proposal.count
-    residual = jnp.where(rejected[:, None], jnp.maximum(p - _draft_law(proposal, accepted, p.shape[1]), 0.0), p)
-    weight = jnp.where(jnp.sum(residual, axis=1, keepdims=True) > 0.0, residual, p)
-    stream = jnp.where(rejected, RESIDUAL, BONUS)
-    return Verdict(accepted, chain_path(proposal), draw(tagged(key_B, stream), weight))
+def accept(p_BWV: Float[Array, "B W V"], proposal: Proposal, settings: Settings) -> Float[Array, "B D"]:
+    """p(x) / q(x) of each drafted token, at most 1; padding has no q and gets 0."""
+    q_x = draft_chance(proposal)
+    return jnp.where(q_x > 0.0, jnp.minimum(at_tokens(p_BWV, proposal) / q_x, 1.0), 0.0)
 
 
-def _draft_law(proposal: Proposal, place_B: Array, vocab: int) -> Array:
-    """Q at one place of each row, f32 [B, V]; at the bonus place, which no row subtracts, any row of q serves."""
-    depth = proposal.tokens.shape[1]
-    if depth == 0:
-        return jnp.zeros((place_B.shape[0], vocab))
-    place = jnp.minimum(place_B, depth - 1)[:, None]
-    if proposal.q is not None:
-        return jnp.take_along_axis(proposal.q, place[:, :, None], axis=1)[:, 0]
-    token = jnp.take_along_axis(proposal.tokens, place, axis=1)
-    return (token == jnp.arange(vocab)[None, :]).astype(jnp.float32)
+def remainder(
+    p_BWV: Float[Array, "B W V"], proposal: Proposal, accepted_B: Int[Array, "B"], settings: Settings
+) -> Float[Array, "B V"]:
+    """max(p - q, 0) at the first rejected place; p behind the last proposed one."""
+    p = law_at(p_BWV, accepted_B)
+    residual = jnp.maximum(p - draft_law_at(proposal, accepted_B, p.shape[1]), 0.0)
+    return jnp.where((accepted_B < proposal.count)[:, None], residual, p)
 
 
-REJECTION = Rule("rejection", verify, lossless=True, samples=True)
+REJECTION = chain_rule("rejection", Chain(accept, leading, remainder))
