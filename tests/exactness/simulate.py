@@ -87,11 +87,9 @@ def cells(combination: Combination) -> int:
 
 FAST = [
     Combination("rejection", "sampled", 2, "mixed"),
-    Combination("rejection", "sampled", 2, "top-p", stop=True),
     Combination("rejection", "ngram", 2, "top-k", ragged=True),
-    Combination("block", "sampled", 2, "mixed", stop=True),
-    Combination("block", "sampled", 2, "min-p"),
-    Combination("block", "stopping", 2, "temperature", ragged=True),
+    Combination("block", "sampled", 2, "top-p", stop=True),
+    Combination("block", "sampled", 2, "min-p", ragged=True),
 ]
 FULL = [
     Combination(rule, drafter, 2, group) for rule in ("rejection", "block") for drafter in DRAFTERS for group in GROUPS
