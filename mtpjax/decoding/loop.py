@@ -23,8 +23,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
-from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, State
-from mtpjax.decoding.drafters.ngram import append
+from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, State, append
 from mtpjax.decoding.sampling import Law, probabilities, step_keys
 from mtpjax.decoding.target import Cache, Target
 from mtpjax.decoding.verify.base import Rule, Settings, Verdict
@@ -207,7 +206,7 @@ def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter
     logits, features, cache = score(params, state, proposal, target, drafter.memory.features)
     verdict = verify(target, rule, state, proposal, logits)
     before = state.length
-    state = commit(state.replace(cache=cache), proposal, verdict, count=True)
+    state = commit(state.replace(cache=cache), proposal, verdict)
     return settle(params, state, before, features, target, drafter)
 
 
@@ -249,8 +248,8 @@ def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, l
     return lax.cond(jnp.all(state.law.greedy), choose, judge)
 
 
-def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool = False) -> DecodeState:
-    """Append the accepted tokens and the target's own, up to a stop id or the limit; `count` them if asked.
+def commit(state: DecodeState, proposal: Proposal, verdict: Verdict) -> DecodeState:
+    """Append the accepted tokens and the target's own, up to a stop id or the limit, and count them if counting.
 
     Finished rows emit nothing. The cache is left as it is: `settle` moves its committed length.
     """
@@ -270,7 +269,7 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict, count: bool
     status = jnp.where(jnp.any(hit, axis=1), STOPPED, jnp.where(length >= state.limit, FULL, state.status))
     from_draft = Committed((offset < accepted).astype(jnp.int32), emitted)
     drafted = append(state.drafted.astype(jnp.int32), state.length, from_draft).astype(bool)
-    if count and state.counters is not None:
+    if state.counters is not None:
         state = state.replace(counters=_count(state.counters, was_running, proposal, verdict, emitted))
     return state.replace(
         tokens=append(state.tokens, state.length, Committed(tokens, emitted)),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
@@ -49,6 +50,14 @@ class Committed(struct.PyTreeNode):
 
     tokens: Leaf
     count: Leaf
+
+
+def append(tokens_BS: Array, length_B: Array, committed: Committed) -> Array:
+    """Write each row's committed tokens behind its first `length`; what has no place is dropped, never clamped."""
+    B, W = committed.tokens.shape
+    offset = jnp.arange(W)[None, :]
+    slot = jnp.where(offset < committed.count[:, None], length_B[:, None] + offset, tokens_BS.shape[1])
+    return tokens_BS.at[jnp.arange(B)[:, None], slot].set(committed.tokens, mode="drop")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Int
 
-from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, chain
+from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, append, chain
 from mtpjax.decoding.sampling import Law
 from mtpjax.records import Leaf
 
@@ -51,14 +51,6 @@ def ngram(depth: int = 3, longest: int = 4, shortest: int = 1) -> Drafter:
         return Proposal(tokens=tokens, q=None, count=count, parents=chain(depth))
 
     return Drafter("ngram", depth, HISTORY, propose)
-
-
-def append(tokens_BS: Array, length_B: Array, committed: Committed) -> Array:
-    """Write each row's committed tokens behind its first `length`; what has no place is dropped, never clamped."""
-    B, W = committed.tokens.shape
-    offset = jnp.arange(W)[None, :]
-    slot = jnp.where(offset < committed.count[:, None], length_B[:, None] + offset, tokens_BS.shape[1])
-    return tokens_BS.at[jnp.arange(B)[:, None], slot].set(committed.tokens, mode="drop")
 
 
 def lookup(
