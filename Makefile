@@ -17,8 +17,13 @@ setup:  ## find a Python, make .venv, install the locked packages and the projec
 demo: setup  ## a real model, plain and speculative, in bf16 and FP8, every figure measured
 	@$(bin)/mtpjax demo
 
+# The fast tests spend their time compiling small loops, so XLA is told to optimise less; the slow ones run as a user does.
+test: export XLA_FLAGS := --xla_backend_optimization_level=0 $(XLA_FLAGS)
 test: setup  ## the fast tests
 	@$(bin)/python -m pytest -n $(workers) --dist loadfile
+
+test-slow: setup  ## the slow tests: real models, notebooks, studies, kills
+	@$(bin)/python -m pytest -n $(workers) --dist loadfile -m slow
 
 test-all: setup oracle  ## every test that this machine can run, slow ones and oracles too
 	@$(bin)/python -m pytest -n $(workers) --dist loadfile -m "not accelerator"
@@ -47,5 +52,5 @@ lock:  ## write the lock files anew (needs uv)
 
 clean:  ## remove the environments and caches; results under runs/ stay
 	@rm -rf .venv .venv-oracle .venv-uv .venv-python .venv.lock .venv-oracle.lock
-	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
+	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .jax_cache dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,12 +7,10 @@ Results go to standard output, progress and figures about it to standard error.
 
 import argparse
 import contextlib
-import hashlib
 import importlib
 import importlib.metadata
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -65,7 +63,7 @@ def demo(args: argparse.Namespace) -> int:
     from mtpjax.evaluation.terminal import show
 
     config = load_config(room.DemoConfig, args.config, args.overrides)
-    _keep_compiled(args.compile_cache)
+    _prepare_jax(args)
     console = Console(highlight=False)
     results, folder = room.run_to_folder(
         config,
@@ -94,7 +92,7 @@ def generate(args: argparse.Namespace) -> int:
     find_precision(args.precision)
     find_drafter(drafter, args.depth)
     settings_per_row(1, **settings)  # whatever needs no model is refused before one is loaded
-    _keep_compiled(args.compile_cache)
+    _prepare_jax(args)
     lm = load(args.model, precision=args.precision)
     run = stream(lm, prompt, drafter=drafter, depth=args.depth, chat=args.chat, **settings)
     if args.json:
@@ -114,7 +112,7 @@ def train(args: argparse.Namespace) -> int:
     from mtpjax.training.fit import train as fit
 
     config = load_config(TrainConfig, args.config, args.overrides)
-    _keep_compiled(args.compile_cache)
+    _prepare_jax(args)
     done = fit(config, run_dir=args.runs / "train" / args.config.stem)
     print(done.message)
     return 0 if done.finished else 130
@@ -229,35 +227,12 @@ def _colours() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _keep_compiled(wanted: bool) -> None:
-    """Keep compiled programs for the next start, in a folder for processors like this one.
+def _prepare_jax(args: argparse.Namespace) -> None:
+    if args.compile_cache:
+        from mtpjax.compile_cache import keep_compiled
 
-    XLA's key does not tell processors apart, and a home folder may be shared by unlike machines. Where JAX was given a
-    folder of its own, or none can be made, nothing is done.
-    """
-    import jax
-
-    if not wanted or jax.config.jax_compilation_cache_dir:
-        return
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
-    folder = base / "mtpjax" / "jax" / _processor_tag()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    if os.access(folder, os.W_OK):
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
-
-def _processor_tag() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        features = ""
-    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
+        home = os.environ.get("XDG_CACHE_HOME", "")
+        keep_compiled(Path(home) / "mtpjax" / "jax" if os.path.isabs(home) else None)
 
 
 def _replace_what_cannot_be_printed() -> None:

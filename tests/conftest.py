@@ -7,7 +7,13 @@ import hypothesis
 import jax
 import pytest
 
+from mtpjax.compile_cache import keep_compiled
+
 ROOT = Path(__file__).resolve().parents[1]
+
+# Most of the tests' time is compilation: whoever makes this folder has a second run that does without most of it.
+if (ROOT / ".jax_cache").is_dir():
+    keep_compiled(ROOT / ".jax_cache")
 
 # A shape that broadcasts by accident is a bug that no value test finds.
 jax.config.update("jax_numpy_rank_promotion", "raise")

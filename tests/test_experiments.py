@@ -74,6 +74,7 @@ def test_predictions():
     assert iid(0.0, 5) == per_position([0.0], 1) == 1.0
 
 
+@pytest.mark.slow
 def test_the_study_writes_its_results(lm, tmp_path):
     files = study_of_depth.run(lm, tiny_study(), tmp_path, FACTS)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in files)

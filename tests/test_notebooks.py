@@ -54,6 +54,7 @@ def test_the_committed_notebook_says_nothing_about_its_machine(source):
         assert picture or not re.search(r"(?<![\w<.])/(\w+/)+|[A-Z]:\\|0x[0-9a-f]{6}|Warning", text), text[:300]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_the_notebook_runs(source, smollm2, tmp_path):
     """Top to bottom, with the few tokens of its smoke parameters, in a kernel of this interpreter."""

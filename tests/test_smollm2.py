@@ -62,26 +62,34 @@ def test_last_logits_and_prompt_nll(logits, name):
     assert got == pytest.approx(GOLDEN[name]["prompt_nll"], abs=1e-4)
 
 
-def test_greedy_ids_plain_and_speculative(lm):
-    """All six prompts as a ragged batch, plain and with prompt lookup at depth 3."""
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [None, "ngram"])
+def test_greedy_ids_of_a_ragged_batch(lm, drafter):
+    """All six prompts at once, with prompt lookup at depth 3 and plain."""
     prompts = [GOLDEN[name]["ids"] for name in NAMES]
-    settings = {"max_new_tokens": 96, "stop_ids": ()}
-    for drafter in (None, "ngram"):
-        together = mtpjax.generate(lm, prompts, drafter=drafter, **settings).ids
-        for row, name in enumerate(NAMES):
-            assert same_until_a_tie(together[row], name), (name, drafter)
+    together = mtpjax.generate(lm, prompts, drafter=drafter, max_new_tokens=96, stop_ids=()).ids
+    for row, name in enumerate(NAMES):
+        assert same_until_a_tie(together[row], name), (name, drafter)
+
+
+def greedy_ids_alone(lm, name, depth, count=96):
+    drafter = "ngram" if depth else None
+    prompt = [GOLDEN[name]["ids"]]
+    return mtpjax.generate(lm, prompt, max_new_tokens=count, stop_ids=(), drafter=drafter, depth=depth).ids[0]
+
+
+def test_greedy_ids_alone(lm):
+    assert greedy_ids_alone(lm, NAMES[0], 3, 24) == GOLDEN[NAMES[0]]["greedy_ids"][:24]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", range(9))
 def test_greedy_ids_alone_at_every_depth(lm, depth):
     for name in NAMES:
-        out = mtpjax.generate(
-            lm, [GOLDEN[name]["ids"]], max_new_tokens=96, stop_ids=(), drafter="ngram" if depth else None, depth=depth
-        )
-        assert same_until_a_tie(out.ids[0], name), (name, depth)
+        assert same_until_a_tie(greedy_ids_alone(lm, name, depth), name), (name, depth)
 
 
+@pytest.mark.slow
 def test_streamed_text_is_the_whole_text(lm):
     prompt = GOLDEN["unicode"]["prompt"]
     stream = mtpjax.stream(lm, prompt, max_new_tokens=24, stop_ids=(), drafter="ngram")
@@ -91,6 +99,7 @@ def test_streamed_text_is_the_whole_text(lm):
     assert stream.result.ids[0] == GOLDEN["unicode"]["greedy_ids"][:24]
 
 
+@pytest.mark.slow
 def test_nll_of_a_public_text(lm, shared):
     text = (shared / "data/tinyshakespeare/input.txt").read_text(encoding="utf-8")
     golden = GOLDEN["_nll_tinyshakespeare"]

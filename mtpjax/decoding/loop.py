@@ -233,7 +233,10 @@ def _window(state: DecodeState, start_B: Array, width: int) -> Array:
 
 
 def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, logits_BWV: Array) -> Verdict:
-    """Apply the rule to the processed laws; when every row is greedy, arg-max comparison is the same and cheaper."""
+    """Apply the rule to the processed laws; when every row is greedy, arg-max comparison is the same and cheaper.
+
+    A rule that cannot sample is never given a row that does (`make_request`), so no law is made for it at all.
+    """
     real = jnp.broadcast_to(jnp.arange(target.vocab_size) < target.emit_vocab, logits_BWV.shape)
     logits_BWV = jnp.where(real, logits_BWV, -jnp.inf)
     keys = step_keys(state.key, state.length - state.prompt_length)
@@ -245,7 +248,7 @@ def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, l
     def judge() -> Verdict:
         return rule.verify(probabilities(logits_BWV, state.law), proposal, keys, state.rule_settings)
 
-    return lax.cond(jnp.all(state.law.greedy), choose, judge)
+    return lax.cond(jnp.all(state.law.greedy), choose, judge) if rule.samples else choose()
 
 
 def commit(state: DecodeState, proposal: Proposal, verdict: Verdict) -> DecodeState:

@@ -13,9 +13,16 @@ from mtpjax.quant.policy import apply_precision
 from tests.tiny import CONFIG, tiny_model
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
-@pytest.mark.parametrize("depth", [0, 3])
-def test_the_cache_is_updated_in_place(precision, depth):
+@pytest.mark.parametrize(
+    ("depth", "precision"),
+    [
+        (0, "f32"),
+        pytest.param(0, "bf16", marks=pytest.mark.slow),
+        pytest.param(3, "f32", marks=pytest.mark.slow),
+        (3, "bf16"),
+    ],
+)
+def test_the_cache_is_updated_in_place(depth, precision):
     model, params = tiny_model()
     model = model.copy(dtype=jnp.dtype("float32" if precision == "f32" else "bfloat16"))
     params, target = Params(apply_precision(params, precision)), target_from_model(model)

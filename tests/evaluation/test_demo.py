@@ -40,6 +40,7 @@ def run(config, tiny_folder, tmp_path_factory):
     return results, folder, said
 
 
+@pytest.mark.slow
 def test_the_rows(run):
     results, _, said = run
     assert [row.key for row in results.rows] == [("bf16", 0), ("bf16", 2), ("fp8", 0), ("fp8", 2)]
@@ -50,6 +51,7 @@ def test_the_rows(run):
     assert len(said) == 8
 
 
+@pytest.mark.slow
 def test_precisions_are_compared_with_the_first(run):
     first, second = run[0].precisions
     assert first.kl is None and second.kl > 0 and 0 <= second.top1_agreement <= 1
@@ -58,6 +60,7 @@ def test_precisions_are_compared_with_the_first(run):
     assert first.bytes["cache"] == second.bytes["cache"] > 0
 
 
+@pytest.mark.slow
 def test_the_files(run, config):
     _, folder, _ = run
     assert sorted(f.name for f in folder.iterdir()) == ["config.yaml", "manifest.json", "report.html", "results.json"]
@@ -67,6 +70,7 @@ def test_the_files(run, config):
     assert rows[0]["samples"][0]["ids"] == run[0].rows[0].samples[0].ids
 
 
+@pytest.mark.slow
 def test_margins_are_those_of_the_reference_at_each_of_its_tokens(run, config, tiny_folder):
     lm = load(tiny_folder, precision="bf16")
     outputs = {
