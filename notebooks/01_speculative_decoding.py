@@ -152,7 +152,7 @@ table(("place", "the target reads", "and says next", "the draft was", ""), rows)
 # %%
 before = state.length
 state = loop.commit(state.replace(cache=cache), proposal, verdict)
-state = loop.settle(params, state, before, features, target, drafter)
+state = loop.settle(params, state, before, verdict, features, target, drafter)
 print(f"{int(state.length[0] - before[0])} tokens from one pass; the cache holds {state.cache.length[0]} tokens")
 
 # %% [markdown]
@@ -168,7 +168,7 @@ while int(state.status[0]) == loop.RUNNING and len(rows) < STEPS:
     logits, features, cache = loop.score(params, state, proposal, target, drafter.memory.features)
     verdict = loop.verify(target, rule, state, proposal, logits)
     state = loop.commit(state.replace(cache=cache), proposal, verdict)
-    state = loop.settle(params, state, before, features, target, drafter)
+    state = loop.settle(params, state, before, verdict, features, target, drafter)
 
     count, proposed = int(verdict.accepted[0]), int(proposal.count[0])
     drafts = [(accepted if i < count else rejected)(proposal.tokens[0, i]) for i in range(proposed)]

@@ -46,6 +46,13 @@ class TableCache:
     length: Array
 
 
+def _keep_path(cache: TableCache, path_BD: Array) -> TableCache:
+    rows, start = jnp.arange(path_BD.shape[0])[:, None], cache.length[:, None]
+    moved = cache.tokens.at[rows, start + path_BD].get(mode="clip")
+    place = start + 1 + jnp.arange(path_BD.shape[1])[None, :]
+    return cache.replace(tokens=cache.tokens.at[rows, place].set(moved, mode="drop"))
+
+
 @lru_cache(maxsize=8)
 def table_target(vocab: int, max_context: int = 64) -> Target:
     """A target whose next-token law depends on the last two tokens, by a table of logits [V, V, V] given as params.
@@ -59,6 +66,9 @@ def table_target(vocab: int, max_context: int = 64) -> Target:
         tokens = cache.tokens.at[jnp.arange(B)[:, None], slots].set(ids_BW, mode="drop")
         before = jnp.take_along_axis(tokens, jnp.clip(slots - 1, 0, tokens.shape[1] - 1), axis=1)
         before = jnp.where(slots > 0, before, 0)
+        if mask is not None:  # the token before is the parent's: the last offset seen but oneself
+            parent = jnp.max(jnp.where(jnp.tril(mask, -1), jnp.arange(W)[None, :], 0), axis=1)
+            before = jnp.where(jnp.arange(W)[None, :] > 0, ids_BW[:, parent], before)
         if logits_at_BR is not None:
             before, ids_BW = (jnp.take_along_axis(x, logits_at_BR, axis=1) for x in (before, ids_BW))
         return params[before, ids_BW], (), cache.replace(tokens=tokens)
@@ -66,7 +76,9 @@ def table_target(vocab: int, max_context: int = 64) -> Target:
     def init_cache(batch: int, capacity: int) -> TableCache:
         return TableCache(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros(batch, jnp.int32))
 
-    return Target(forward, init_cache, vocab_size=vocab, max_context=max_context, emit_vocab=vocab)
+    return Target(
+        forward, init_cache, vocab_size=vocab, max_context=max_context, emit_vocab=vocab, keep_path=_keep_path
+    )
 
 
 def table_logits(vocab: int, seed: int = 0, spread: float = 1.5) -> Array:

@@ -168,12 +168,15 @@ def start_state(target: Target, request: Request) -> DecodeState:
 
     Copies, since the loops overwrite what they are given, and a request may be run again.
     """
-    tokens, prompt_length, limit, law, stop_ids, seed = jax.tree.map(
+    r = request
+    tokens, prompt_length, limit, law, max_depth, stop_ids, seed = jax.tree.map(
         lambda x: jnp.array(x, copy=True),
-        (request.tokens, request.prompt_length, request.limit, request.law, request.stop_ids, request.seed),
+        (r.tokens, r.prompt_length, r.limit, r.law, r.max_depth, r.stop_ids, r.seed),
     )
-    numbers = {name: jnp.float32(value) for name, value in request.rule.settings.items()}
-    return loop.init_state(target, request.drafter.memory, tokens, prompt_length, limit, law, numbers, stop_ids, seed)
+    numbers = {name: jnp.float32(value) for name, value in r.rule.settings.items()}
+    return loop.init_state(
+        target, r.drafter.memory, tokens, prompt_length, limit, law, max_depth, numbers, stop_ids, seed, r.logprobs
+    )
 
 
 def run(target: Target, target_params: Any, request: Request) -> tuple[DecodeState, Stats]:

@@ -6,9 +6,10 @@ to the end or for a few steps, so streaming is the same loop. Every stage is a p
 outside jit.
 
 State between steps: a row has emitted tokens up to `length`; all but the last are in the cache, so
-``cache length == length - 1``. A step drafts `depth` tokens, scores the window [last token, drafts] in one target pass,
-accepts a prefix, adds the target's own token and moves `length` on. Rejected drafts stay in the cache behind `length`
-as stale slots that no query sees. Plain decoding is the same step with a window of one.
+``cache length == length - 1``. A step drafts a chain of `depth` tokens or a tree, scores the window [last token,
+drafts] in one target pass, accepts a path from the root, adds the target's own token and moves `length` on. Of a tree,
+the path's keys and values are moved together. Rejected drafts stay in the cache behind `length` as stale slots that no
+query sees. Plain decoding is the same step with a window of one.
 
 Ragged rows: each row has its own length, position, limit, key and settings. A finished row goes through the passes with
 its batch-mates but commits nothing and stays as it is.
@@ -26,6 +27,7 @@ from jax import Array, lax
 from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, State, append
 from mtpjax.decoding.sampling import Law, probabilities, step_keys
 from mtpjax.decoding.target import Cache, Target
+from mtpjax.decoding.tree import ancestor_mask, chain, is_chain, level_ends, levels
 from mtpjax.decoding.verify.base import Rule, Settings, Verdict
 from mtpjax.decoding.verify.greedy import verify_choice
 from mtpjax.records import Leaf
@@ -40,8 +42,8 @@ class Counters(struct.PyTreeNode):
         passes: int32 [B], target passes while the row was running.
         emitted: int32 [B], tokens committed by those passes.
         drafts: int32 [B], passes in which something was proposed.
-        drafted: int32 [B], proposed tokens.
-        proposed_at: int32 [B, depth], how often each place was proposed.
+        drafted: int32 [B], proposed tokens, of all candidates.
+        proposed_at: int32 [B, depth], how often something was proposed at each place.
         accepted_at: int32 [B, depth], how often each place was accepted.
         tv_at: f32 [B, depth], sum over the passes that committed a token at each proposed place of its law's total
             variation from the target's; 0 with a lossless rule.
@@ -66,9 +68,12 @@ class DecodeState(struct.PyTreeNode):
         limit: int32 [B], the largest `length` allowed: prompt + max_new_tokens, or the context.
         status: int32 [B], `RUNNING`, `STOPPED` (a stop id) or `FULL` (the limit).
         drafted: bool [B, S], which tokens are accepted drafts; the others are the target's own.
+        logprobs: f32 [B, S], log-probability of each emitted token under the target's law before temperature and cuts,
+            nats; None where not asked for.
         cache: the target's cache; committed length is ``length - 1`` after prefill.
         memory: the drafter's memory of the text.
         law: sampling settings [B].
+        max_depth: int32 [B], the deepest draft of each row.
         rule_settings: the acceptance rule's numbers, f32 scalars by name.
         stop_ids: int32 [n], padded with -1.
         key: typed PRNG keys [B].
@@ -81,9 +86,11 @@ class DecodeState(struct.PyTreeNode):
     limit: Leaf
     status: Leaf
     drafted: Leaf
+    logprobs: Leaf | None
     cache: Cache
     memory: State
     law: Law
+    max_depth: Leaf
     rule_settings: Settings
     stop_ids: Leaf
     key: Leaf
@@ -97,9 +104,11 @@ def init_state(
     prompt_length_B: Array,
     limit_B: Array,
     law: Law,
+    max_depth_B: Array,
     rule_settings: Settings,
     stop_ids: Array,
     seed_B: Array,
+    logprobs: bool = False,
 ) -> DecodeState:
     """The state before prefill, from prompts in `tokens` int32 [B, S] (padded with anything).
 
@@ -113,9 +122,11 @@ def init_state(
         limit=limit_B,
         status=jnp.where(limit_B > prompt_length_B, RUNNING, FULL).astype(jnp.int32),
         drafted=jnp.zeros((B, S), bool),
+        logprobs=jnp.zeros((B, S), jnp.float32) if logprobs else None,
         cache=target.init_cache(B, S),
         memory=memory.init(B, S),
         law=law,
+        max_depth=max_depth_B,
         rule_settings=rule_settings,
         stop_ids=stop_ids,
         key=jax.vmap(jax.random.key)(seed_B),
@@ -207,23 +218,38 @@ def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter
     verdict = verify(target, rule, state, proposal, logits)
     before = state.length
     state = commit(state.replace(cache=cache), proposal, verdict)
-    return settle(params, state, before, features, target, drafter)
+    return settle(params, state, before, verdict, features, target, drafter)
 
 
 def draft(params: Params, state: DecodeState, drafter: Drafter) -> Proposal:
     """Ask the drafter; a row that has finished, or has no room to emit them all, proposes less."""
     keys = step_keys(state.key, state.length - state.prompt_length)
     proposal = drafter.propose(params, state.memory, keys, state.law)
-    room = jnp.where(state.status == RUNNING, state.limit - state.length - 1, 0)
-    return proposal.replace(count=jnp.minimum(proposal.count, room))
+    check_proposal(proposal, drafter, state.length.shape[0])
+    room = jnp.where(state.status == RUNNING, jnp.minimum(state.limit - state.length - 1, state.max_depth), 0)
+    most = jnp.asarray(level_ends(drafter.shape))[jnp.clip(room, 0, drafter.depth)]
+    return proposal.replace(count=jnp.clip(proposal.count, 0, most))
+
+
+def check_proposal(proposal: Proposal, drafter: Drafter, batch: int) -> None:
+    """ValueError, at compile time, for a proposal that is not in the shape the drafter declares."""
+    wanted = (batch, len(drafter.shape))
+    if proposal.parents != drafter.shape or proposal.tokens.shape != wanted or proposal.count.shape != (batch,):
+        raise ValueError(
+            f"drafter {drafter.name!r} proposed tokens {proposal.tokens.shape}, count {proposal.count.shape} and "
+            f"parents {proposal.parents}, expected {wanted}, {(batch,)} and {drafter.shape}"
+        )
+    if proposal.q is not None and proposal.q.shape[:2] != wanted:
+        raise ValueError(f"drafter {drafter.name!r} gave q {proposal.q.shape}, expected a law for each of {wanted}")
 
 
 def score(params: Params, state: DecodeState, proposal: Proposal, target: Target, features: tuple[int, ...]):
-    """One target pass over [last token, drafts]: logits f32 [B, depth + 1, V], features, cache."""
+    """One target pass over [last token, drafts]: logits f32 [B, W, V], features, cache. A node sees its ancestors."""
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     window = jnp.concatenate([last, proposal.tokens], axis=1)
-    positions = state.length[:, None] - 1 + jnp.arange(window.shape[1])[None, :]
-    return target.forward(params.target, window, state.cache, positions, None, None, features)
+    positions = state.length[:, None] - 1 + jnp.asarray(levels(proposal.parents))[None, :]
+    mask = None if is_chain(proposal.parents) else jnp.asarray(ancestor_mask(proposal.parents))
+    return target.forward(params.target, window, state.cache, positions, mask, None, features)
 
 
 def _window(state: DecodeState, start_B: Array, width: int) -> Array:
@@ -243,12 +269,30 @@ def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, l
 
     def choose() -> Verdict:
         verdict = verify_choice(jnp.argmax(logits_BWV, axis=-1).astype(jnp.int32), proposal)
-        return verdict if rule.lossless else verdict.replace(tv=jnp.zeros(proposal.tokens.shape))
+        return verdict if rule.lossless else verdict.replace(tv=jnp.zeros(verdict.path.shape))
 
     def judge() -> Verdict:
         return rule.verify(probabilities(logits_BWV, state.law), proposal, keys, state.rule_settings)
 
-    return lax.cond(jnp.all(state.law.greedy), choose, judge) if rule.samples else choose()
+    verdict = lax.cond(jnp.all(state.law.greedy), choose, judge) if rule.samples else choose()
+    if state.logprobs is None:
+        return verdict
+    tokens, places = committed_tokens(proposal, verdict), _from_root(verdict.path)
+    log_p = logits_BWV - jax.nn.logsumexp(logits_BWV, axis=-1, keepdims=True)
+    return verdict.replace(logprob=log_p[jnp.arange(tokens.shape[0])[:, None], places, tokens])
+
+
+def committed_tokens(proposal: Proposal, verdict: Verdict) -> Array:
+    """The accepted tokens and the target's own behind them, int32 [B, depth + 1]; meaningless behind that."""
+    B, depth = verdict.path.shape
+    drafts = jnp.take_along_axis(proposal.tokens, jnp.maximum(verdict.path - 1, 0), axis=1) if depth else verdict.path
+    padded = jnp.concatenate([drafts, jnp.zeros((B, 1), jnp.int32)], axis=1)
+    return jnp.where(jnp.arange(depth + 1)[None, :] < verdict.accepted[:, None], padded, verdict.next_token[:, None])
+
+
+def _from_root(path_BD: Array) -> Array:
+    """Offsets [B, depth + 1] of the places that predicted the tokens of a path: the root, then the path."""
+    return jnp.concatenate([jnp.zeros((path_BD.shape[0], 1), path_BD.dtype), path_BD], axis=1)
 
 
 def commit(state: DecodeState, proposal: Proposal, verdict: Verdict) -> DecodeState:
@@ -256,11 +300,9 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict) -> DecodeSt
 
     Finished rows emit nothing. The cache is left as it is: `settle` moves its committed length.
     """
-    B, depth = proposal.tokens.shape
-    offset = jnp.arange(depth + 1)[None, :]
+    tokens = committed_tokens(proposal, verdict)
+    offset = jnp.arange(tokens.shape[1])[None, :]
     accepted = verdict.accepted[:, None]
-    padded = jnp.concatenate([proposal.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
-    tokens = jnp.where(offset < accepted, padded, verdict.next_token[:, None])
     room = jnp.where(state.status == RUNNING, state.limit - state.length, 0)
     stop = jnp.any(tokens[:, :, None] == state.stop_ids[None, None, :], axis=2)
     wanted = jnp.minimum(verdict.accepted + 1, room)
@@ -272,6 +314,8 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict) -> DecodeSt
     status = jnp.where(jnp.any(hit, axis=1), STOPPED, jnp.where(length >= state.limit, FULL, state.status))
     from_draft = Committed((offset < accepted).astype(jnp.int32), emitted)
     drafted = append(state.drafted.astype(jnp.int32), state.length, from_draft).astype(bool)
+    if state.logprobs is not None and verdict.logprob is not None:
+        state = state.replace(logprobs=append(state.logprobs, state.length, Committed(verdict.logprob, emitted)))
     if state.counters is not None:
         state = state.replace(counters=_count(state.counters, was_running, proposal, verdict, emitted))
     return state.replace(
@@ -286,6 +330,7 @@ def settle(
     params: Params,
     state: DecodeState,
     before_B: Array,
+    verdict: Verdict,
     features: tuple[Array, ...],
     target: Target,
     drafter: Drafter,
@@ -294,26 +339,33 @@ def settle(
 
     `before` int32 [B] is each row's length before the commit, `features` what `score` returned beside the logits.
     """
+    cache = state.cache
+    if drafter.shape != chain(drafter.depth):
+        assert target.keep_path is not None, "make_request refuses a tree where the cache can't keep a path"
+        cache = target.keep_path(cache, verdict.path)
+        at = _from_root(verdict.path)[:, :, None]
+        features = tuple(jnp.take_along_axis(f, at, axis=1) for f in features)
     told = Committed(_window(state, before_B, drafter.depth + 1), state.length - before_B)
     return state.replace(
-        cache=target.set_length(state.cache, state.length - 1),
+        cache=target.set_length(cache, state.length - 1),
         memory=drafter.memory.update(params, state.memory, told, features),
     )
 
 
 def _count(counters: Counters, running: Array, proposal: Proposal, verdict: Verdict, emitted: Array) -> Counters:
-    place = jnp.arange(proposal.tokens.shape[1])[None, :]
+    place = jnp.arange(verdict.path.shape[1])[None, :]
+    proposed = jnp.asarray(levels(proposal.parents))[proposal.count]  # how many places hold a proposal
     kept = jnp.minimum(verdict.accepted, emitted)
     tv_at = counters.tv_at
     if verdict.tv is not None:
-        committed = jnp.minimum(emitted, proposal.count)  # the bonus has the target's law
+        committed = jnp.minimum(emitted, proposed)  # the bonus has the target's law
         tv_at = tv_at + jnp.where(place < committed[:, None], verdict.tv, 0.0)
     return Counters(
         passes=counters.passes + running,
         emitted=counters.emitted + emitted,
         drafts=counters.drafts + (proposal.count > 0),
         drafted=counters.drafted + proposal.count,
-        proposed_at=counters.proposed_at + (place < proposal.count[:, None]),
+        proposed_at=counters.proposed_at + (place < proposed[:, None]),
         accepted_at=counters.accepted_at + (place < kept[:, None]),
         tv_at=tv_at,
     )

@@ -11,6 +11,7 @@ import numpy as np
 from mtpjax.decoding.drafters import DRAFTERS, Drafter, none
 from mtpjax.decoding.sampling import GREEDY_BELOW, Law
 from mtpjax.decoding.target import Target
+from mtpjax.decoding.tree import is_chain
 from mtpjax.decoding.verify import RULES, Rule
 from mtpjax.errors import UserError
 
@@ -33,7 +34,9 @@ class Request:
         drafter: the drafter, `none()` for plain decoding.
         rule: the acceptance rule.
         chunk: prompt tokens per prefill pass; divides S.
+        max_depth: int32 [B], the deepest draft of each row.
         drafter_params: the drafter's parameters; None for one without.
+        logprobs: whether the log-probability of each emitted token is kept.
     """
 
     tokens: np.ndarray
@@ -45,7 +48,9 @@ class Request:
     drafter: Drafter
     rule: Rule
     chunk: int
+    max_depth: np.ndarray
     drafter_params: Any = None
+    logprobs: bool = False
 
 
 def make_request(
@@ -62,7 +67,9 @@ def make_request(
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
     stop_ids: Sequence[int] = (),
+    max_depth: int | Sequence[int] | None = None,
     drafter_params: Any = None,
+    logprobs: bool = False,
 ) -> Request:
     """Check everything a person may get wrong, one line each (`UserError`), and lay the batch out."""
     B = len(prompts)
@@ -74,6 +81,8 @@ def make_request(
     _check_prompts(target, prompts)
     chosen_drafter = find_drafter(drafter, depth)
     chosen_rule = find_rule(rule)
+    _check_shape(target, chosen_drafter, chosen_rule)
+    deepest = chosen_drafter.depth if max_depth is None else max_depth
     if not chosen_rule.samples and any(t >= GREEDY_BELOW for t in numbers["temperature"]):
         raise UserError(
             f"rule {chosen_rule.name!r} takes the arg-max and cannot sample: set temperature=0, or use rule='rejection'"
@@ -81,7 +90,7 @@ def make_request(
     length = np.array([len(p) for p in prompts], np.int32)
     limit = np.minimum(length + np.array(numbers["max_new_tokens"], np.int64), target.max_context).astype(np.int32)
     chunk = CHUNKS[0] if length.max() <= 2 * CHUNKS[0] else CHUNKS[1]
-    tokens = np.zeros((B, bucket(int(limit.max()) + chosen_drafter.depth + 1)), np.int32)
+    tokens = np.zeros((B, bucket(int(limit.max()) + len(chosen_drafter.shape) + 1)), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
     law = Law(
@@ -100,8 +109,26 @@ def make_request(
         drafter=chosen_drafter,
         rule=chosen_rule,
         chunk=chunk,
+        max_depth=np.array(_per_row("max_depth", deepest, B, int, 0, 2**31 - 1), np.int32),
         drafter_params=drafter_params,
+        logprobs=logprobs,
     )
+
+
+def _check_shape(target: Target, drafter: Drafter, rule: Rule) -> None:
+    """Refuse a tree that the rule or the target's cache can't serve."""
+    if is_chain(drafter.shape):
+        return
+    if not rule.trees:
+        able = ", ".join(name for name, known in RULES.items() if known.trees)
+        raise UserError(
+            f"rule {rule.name!r} verifies one candidate but drafter {drafter.name!r} proposes a tree: "
+            f"use candidates=1, or a rule among: {able}"
+        )
+    if target.keep_path is None:
+        raise UserError(
+            f"drafter {drafter.name!r} proposes a tree but the target has no keep_path: supply it, or use candidates=1"
+        )
 
 
 def settings_per_row(

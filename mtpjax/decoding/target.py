@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from mtpjax.models import cache as kv
 from mtpjax.models.transformer import Transformer
 
 Cache = Any
@@ -28,14 +29,16 @@ class Target:
     Attributes:
         forward: ``(params, ids_BW, cache, positions_BW, mask, logits_at_BR, features) -> (logits, features, cache)``.
             Scores a window behind each row's committed tokens and writes it to the cache without committing it.
-            `mask` is None (causal) or bool [B, W, W]; `logits_at` is None (all) or int32 [B, R], the window's offsets
-            whose logits are wanted; `features` is a static tuple of layers whose hidden states a drafter asked for.
-            Logits are f32 [B, W or R, V].
+            `mask` is None (causal) or bool [W, W] or [B, W, W]; `logits_at` is None (all) or int32 [B, R], the window's
+            offsets whose logits are wanted; `features` is a static tuple of layers whose hidden states a drafter
+            asked for. Logits are f32 [B, W or R, V].
         init_cache: ``(batch, capacity) -> cache``, any pytree.
         vocab_size: V, the width of the logits.
         max_context: longest sequence, prompt and output together.
         emit_vocab: ids at or above this are padding of the vocabulary and never emitted.
         set_length: ``(cache, length_B) -> cache``: commit or roll back to `length` tokens in each row.
+        keep_path: ``(cache, path_BD) -> cache``: of a window behind the committed tokens, move what lies at the offsets
+            `path` int32 [B, depth] to offsets 1, 2, ...; None where the cache can't, and trees are refused.
     """
 
     forward: Callable[..., tuple[Array, tuple[Array, ...], Cache]]
@@ -44,6 +47,7 @@ class Target:
     max_context: int
     emit_vocab: int
     set_length: Callable[[Cache, Array], Cache] = _replace_length
+    keep_path: Callable[[Cache, Array], Cache] | None = None
 
 
 @lru_cache(maxsize=64)
@@ -62,4 +66,5 @@ def target_from_model(model: Transformer, emit_vocab: int | None = None, cache_d
         vocab_size=vocab,
         max_context=model.config.max_context,
         emit_vocab=min(emit_vocab or vocab, vocab),
+        keep_path=kv.keep_path,
     )

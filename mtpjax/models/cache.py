@@ -47,3 +47,21 @@ def write(cache: KVCache, layer: int, k_BWKH: Array, v_BWKH: Array) -> KVCache:
     k = cache.k.at[layer, rows, :, slots].set(k_BWKH.astype(cache.k.dtype), mode="drop")
     v = cache.v.at[layer, rows, :, slots].set(v_BWKH.astype(cache.v.dtype), mode="drop")
     return cache.replace(k=k, v=v)
+
+
+def keep_path(cache: KVCache, path_BD: Array) -> KVCache:
+    """Of the window behind each row's committed slots, move offsets `path` int32 [B, D] to offsets 1, 2, ... D, as is.
+
+    This commits a path of a tree: its keys and values are moved, never computed or rounded again. Offset 0, the root,
+    stays. A path goes down, so each offset is at least its place.
+    """
+    B, D = path_BD.shape
+    rows = jnp.arange(B)[:, None]
+    start = cache.length[:, None]
+    source, place = start + path_BD, start + 1 + jnp.arange(D)[None, :]
+
+    def move(x: Array) -> Array:
+        moved = x.at[:, rows, :, source].get(mode="clip")
+        return x.at[:, rows, :, place].set(moved, mode="drop")
+
+    return cache.replace(k=move(cache.k), v=move(cache.v))

@@ -226,7 +226,7 @@ def test_each_stage_can_be_called_alone_outside_jit():
         verdict = loop.verify(target, request.rule, state, proposal, logits)
         before = state.length
         state = loop.commit(state.replace(cache=cache), proposal, verdict)
-        state = loop.settle(params, state, before, features, target, drafter)
+        state = loop.settle(params, state, before, verdict, features, target, drafter)
         assert state.cache.length.tolist() == (state.length - 1).tolist()
         assert state.memory.length.tolist() == state.length.tolist()
     assert emitted_ids(state) == plain

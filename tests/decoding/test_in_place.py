@@ -10,28 +10,30 @@ from mtpjax.decoding.drafters import Params, ngram, none
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.target import target_from_model
 from mtpjax.quant.policy import apply_precision
+from tests.drafters import twins
 from tests.tiny import CONFIG, tiny_model
 
 
 @pytest.mark.parametrize(
-    ("depth", "precision"),
+    ("depth", "precision", "twin"),
     [
-        (0, "f32"),
-        pytest.param(0, "bf16", marks=pytest.mark.slow),
-        pytest.param(3, "f32", marks=pytest.mark.slow),
-        (3, "bf16"),
+        (0, "f32", False),
+        pytest.param(0, "bf16", False, marks=pytest.mark.slow),
+        pytest.param(3, "f32", False, marks=pytest.mark.slow),
+        (3, "bf16", False),
+        (2, "f32", True),
     ],
 )
-def test_the_cache_is_updated_in_place(depth, precision):
+def test_the_cache_is_updated_in_place(depth, precision, twin):
     model, params = tiny_model()
     model = model.copy(dtype=jnp.dtype("float32" if precision == "f32" else "bfloat16"))
     params, target = Params(apply_precision(params, precision)), target_from_model(model)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, CONFIG.vocab_size, n).tolist() for n in (9, 30, 2, 60)]
-    drafter = ngram(depth) if depth else none()
+    drafter = twins(depth) if twin else ngram(depth) if depth else none()
     request = make_request(target, prompts, max_new_tokens=1900, drafter=drafter)
     arrays = map(jnp.asarray, (request.tokens, request.prompt_length, request.limit))
-    tail = request.law, {}, jnp.asarray(request.stop_ids), jnp.asarray(request.seed)
+    tail = request.law, jnp.asarray(request.max_depth), {}, jnp.asarray(request.stop_ids), jnp.asarray(request.seed)
 
     def start(params):
         state = loop.init_state(target, drafter.memory, *arrays, *tail)

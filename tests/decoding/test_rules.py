@@ -28,8 +28,8 @@ def drive(prompts=PROMPTS, **settings):
 
 
 def test_names_and_labels():
-    assert list(RULES) == ["greedy", "rejection", "block", "typical", "threshold", "relaxed_top_k"]
-    assert LOSSY == ["typical", "threshold", "relaxed_top_k"]
+    assert list(RULES) == ["greedy", "rejection", "block", *LOSSY]
+    assert LOSSY == ["typical", "threshold", "relaxed_top_k", "best_of_candidates"]
     assert all(rule.name == name for name, rule in RULES.items())
 
 

@@ -48,7 +48,8 @@ def test_a_lossless_rule_has_the_targets_joint_law_on_more_shapes(rule, kind, sh
 
 def test_the_rules_labelled_lossless_are_those_tested():
     assert {rule.name for rule in RULES.values() if rule.lossless and rule.samples} == {r.name for r in LOSSLESS}
-    assert {rule.name for rule in RULES.values() if not rule.lossless} == {r.name for r in LOSSY}
+    lossy = {rule.name for rule in RULES.values() if not rule.lossless}
+    assert lossy == {r.name for r in LOSSY} | {"best_of_candidates"}, "the last is in test_trees.py"
 
 
 def test_the_corners_are_among_the_law_sets():

@@ -15,6 +15,7 @@ from flax import struct
 from jax import Array
 
 from mtpjax.decoding.sampling import Law
+from mtpjax.decoding.tree import Parents, chain, check_parents, depth_of
 from mtpjax.records import Leaf
 
 State = Any
@@ -31,18 +32,21 @@ class Proposal(struct.PyTreeNode):
     """What a drafter proposes for one verify window.
 
     Attributes:
-        tokens: int32 [B, depth].
-        q: f32 [B, depth, V], the processed law each token was drawn from; None for a deterministic draft, whose law is
+        tokens: int32 [B, nodes]; a chain has as many nodes as its depth.
+        q: f32 [B, nodes, V], the processed law each token was drawn from; None for a deterministic draft, whose law is
             one-hot at its token.
         count: int32 [B], how many of `tokens` are proposed; the rest are padding, never accepted.
         parents: for each drafted token the window offset of its parent; 0 is the last committed token. A chain is
-            (0, 1, 2, ...).
+            (0, 1, 2, ...); see `mtpjax.decoding.tree`.
+        distinct: whether siblings were drawn without replacement: each from its q with the earlier siblings' tokens
+            taken out. Otherwise they were drawn independently.
     """
 
     tokens: Leaf
     q: Leaf | None
     count: Leaf
-    parents: tuple[int, ...] = struct.field(pytree_node=False)
+    parents: Parents = struct.field(pytree_node=False)
+    distinct: bool = struct.field(pytree_node=False, default=False)
 
 
 class Committed(struct.PyTreeNode):
@@ -83,17 +87,24 @@ class Drafter:
 
     Attributes:
         name: its key in `DRAFTERS`.
-        depth: drafted tokens per step.
+        depth: the most tokens of a draft that a step can accept: the longest path.
         memory: what it keeps of the text.
         propose: ``(params, state, key_B, law) -> Proposal``.
+        parents: the tree it drafts; None is a chain of `depth` tokens.
     """
 
     name: str
     depth: int
     memory: Memory
     propose: Callable[[Params, State, Array, Law], Proposal]
+    parents: Parents | None = None
 
+    @property
+    def shape(self) -> Parents:
+        """Parents of the nodes it drafts."""
+        return chain(self.depth) if self.parents is None else self.parents
 
-def chain(depth: int) -> tuple[int, ...]:
-    """Parents of a single candidate: each token follows the one before."""
-    return tuple(range(depth))
+    def __post_init__(self) -> None:
+        check_parents(self.shape)
+        if depth_of(self.shape) != self.depth:
+            raise ValueError(f"depth is {self.depth} but the tree {self.shape} is {depth_of(self.shape)} deep")

@@ -32,12 +32,15 @@ class Verdict(struct.PyTreeNode):
         tv: f32 [B, depth], of a lossy rule: at each place, the total variation between the law of the token committed
             there, given that the drafts before it were accepted, and the target's; 0 where nothing was proposed. None
             for a lossless rule.
+        logprob: f32 [B, depth + 1], of each token committed, the accepted ones and the next, under the target's law
+            before temperature and cuts; the loop fills it in where log-probabilities are asked for, else None.
     """
 
     accepted: Leaf
     path: Leaf
     next_token: Leaf
     tv: Leaf | None = None
+    logprob: Leaf | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Rule:
         verify: ``(p_BWV, proposal, key_B, settings) -> Verdict``, on processed laws only.
         lossless: whether what it commits has the target's own law; if not, it reports `Verdict.tv`.
         samples: whether it serves rows with a temperature; if not, it is lossless for greedy rows only.
+        trees: whether it verifies several candidates; if not, a chain only.
         chain: its parts, if it is a rule for chains made of them.
         settings: its numbers. They reach `verify` as f32 scalars in the state and take no part in equality: a changed
             number compiles nothing.
@@ -75,5 +79,6 @@ class Rule:
     verify: Callable[[Array, Proposal, Array, Settings], Verdict]
     lossless: bool
     samples: bool
+    trees: bool = False
     chain: Chain | None = None
     settings: Mapping[str, float] = field(default_factory=dict, compare=False)

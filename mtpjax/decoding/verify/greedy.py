@@ -9,12 +9,17 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from mtpjax.decoding.drafters.base import Proposal
+from mtpjax.decoding.tree import is_chain
 from mtpjax.decoding.verify.base import Rule, Settings, Verdict
 from mtpjax.decoding.verify.chain import chain_path, leading, proposed
+from mtpjax.decoding.verify.tree import choose_choice, walk
 
 
 def verify_choice(choice_BW: Int[Array, "B W"], proposal: Proposal) -> Verdict:
     """Accept drafts that equal the target's choice, the arg-max of every place."""
+    if not is_chain(proposal.parents):
+        end = walk(proposal, choose_choice(proposal, choice_BW))
+        return Verdict(end.accepted, end.path, jnp.take_along_axis(choice_BW, end.at[:, None], axis=1)[:, 0])
     accepted = leading(proposed(proposal) & (proposal.tokens == choice_BW[:, :-1]))
     next_token = jnp.take_along_axis(choice_BW, accepted[:, None], axis=1)[:, 0]
     return Verdict(accepted, chain_path(proposal), next_token)
@@ -25,4 +30,4 @@ def verify(p_BWV: Float[Array, "B W V"], proposal: Proposal, key_B: Array, setti
     return verify_choice(jnp.argmax(p_BWV, axis=-1).astype(jnp.int32), proposal)
 
 
-GREEDY = Rule("greedy", verify, lossless=True, samples=False)
+GREEDY = Rule("greedy", verify, lossless=True, samples=False, trees=True)
