@@ -42,7 +42,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script:
 
 from experiments.ngram_depth_page import figure, page
 from mtpjax.config import Config, load_config
-from mtpjax.decoding.generate import encode_prompts, rounds, target_of
+from mtpjax.decoding.drive import rounds
+from mtpjax.decoding.generate import encode_prompts, target_of
 from mtpjax.decoding.request import MAX_DEPTH, make_request
 from mtpjax.decoding.result import Stats, emitted_ids
 from mtpjax.decoding.target import Cache, Target

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mtpjax.compile_cache import keep_compiled
-    from mtpjax.decoding.generate import generate, stream
+    from mtpjax.decoding.generate import generate, resume, stream
     from mtpjax.io.lm import LM, load
 
-__all__ = ["LM", "generate", "keep_compiled", "load", "stream"]
+__all__ = ["LM", "generate", "keep_compiled", "load", "resume", "stream"]
 
 _HOME = {
     "LM": "mtpjax.io.lm",
     "generate": "mtpjax.decoding.generate",
     "keep_compiled": "mtpjax.compile_cache",
     "load": "mtpjax.io.lm",
+    "resume": "mtpjax.decoding.generate",
     "stream": "mtpjax.decoding.generate",
 }
 

@@ -64,7 +64,8 @@ print(plain.stats)
 # %%
 from mtpjax.decoding import loop
 from mtpjax.decoding.drafters import Params
-from mtpjax.decoding.generate import encode_prompts, start_state, target_of
+from mtpjax.decoding.drive import start_state
+from mtpjax.decoding.generate import encode_prompts, target_of
 from mtpjax.decoding.request import make_request
 
 target = target_of(lm)
@@ -285,7 +286,7 @@ plt.show()
 # row of a table, and there is nothing to cache. Everything else of the library works on it unchanged.
 
 # %%
-from mtpjax.decoding.generate import run
+from mtpjax.decoding.drive import run
 from mtpjax.decoding.result import emitted_ids
 from mtpjax.decoding.target import Target
 

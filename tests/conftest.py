@@ -59,3 +59,12 @@ def oracle_python() -> Path:
     if not python.exists():
         pytest.skip("needs the oracles' environment; `make oracle` makes it")
     return python
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A tiny random model with a tokenizer, as a Hugging Face folder."""
+    from tests.io.conftest import flat_random, tiny_config, write_hf
+
+    config = tiny_config(max_context=256, n_layers=1)
+    return write_hf(tmp_path_factory.mktemp("models") / "tiny", config, flat_random(config))

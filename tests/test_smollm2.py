@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import mtpjax
-from mtpjax.decoding.generate import rounds, target_of
+from mtpjax.decoding.drive import rounds
+from mtpjax.decoding.generate import target_of
 from mtpjax.decoding.request import make_request
 from mtpjax.evaluation.quality import score
 

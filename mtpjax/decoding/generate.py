@@ -3,29 +3,33 @@
 The first call with a new shape compiles; numbers (temperature, seeds, limits, prompt lengths inside a bucket) do not.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mtpjax.decoding import loop
-from mtpjax.decoding.compile_clock import CompileClock
-from mtpjax.decoding.drafters import Drafter, Params
+from mtpjax.decoding.adaptive import Adaptive
+from mtpjax.decoding.drafters import Drafter
+from mtpjax.decoding.drive import extend, rounds, run
 from mtpjax.decoding.loop import DecodeState
 from mtpjax.decoding.request import Request, make_request
-from mtpjax.decoding.result import Generation, Stats, emitted_drafted, emitted_ids, finish_reasons
+from mtpjax.decoding.result import (
+    Generation,
+    Session,
+    Stats,
+    emitted_drafted,
+    emitted_ids,
+    emitted_logprobs,
+    finish_reasons,
+)
+from mtpjax.decoding.stop_strings import StopStrings
 from mtpjax.decoding.target import Target, target_from_model
 from mtpjax.decoding.verify import Rule
 from mtpjax.errors import UserError
 from mtpjax.io.lm import LM
-from mtpjax.progress import progress
 from mtpjax.quant.policy import find_precision
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
-STEPS_PER_CALL = 64
 
 
 def generate(
@@ -33,7 +37,7 @@ def generate(
     prompts: Prompts,
     *,
     max_new_tokens: int | Sequence[int] = 128,
-    drafter: str | Drafter | None = None,
+    drafter: str | Drafter | Adaptive | None = None,
     depth: int | None = None,
     rule: str | Rule = "rejection",
     temperature: float | Sequence[float] = 0.0,
@@ -42,6 +46,11 @@ def generate(
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
     stop_ids: Sequence[int] | None = None,
+    stop: str | Sequence[str] = (),
+    max_depth: int | Sequence[int] | None = None,
+    drafter_params: Any = None,
+    logprobs: bool = False,
+    keep: bool = False,
     chat: bool = False,
 ) -> Generation:
     """Continue each prompt.
@@ -50,7 +59,7 @@ def generate(
         lm: a loaded model.
         prompts: a text, several texts, or several lists of ids. Rows may differ in length.
         max_new_tokens: the most tokens to emit, per call or per row; the context may end a row sooner.
-        drafter: None for plain decoding, a name in `DRAFTERS` ("ngram"), or a `Drafter`.
+        drafter: None for plain decoding, a name in `DRAFTERS` ("ngram"), a `Drafter`, or `adaptive(...)`.
         depth: drafted tokens per step; 3 with a drafter unless given; 0 is plain decoding.
         rule: acceptance rule, a name in `RULES` or a `Rule`; "rejection" and "block" are lossless at every
             temperature. `stats.lossless` says which the rule is, `stats.tv_per_token` what a lossy one costs.
@@ -60,6 +69,11 @@ def generate(
         min_p: tokens with at least this share of the largest probability; 0 is off.
         seed: row b uses seed + b; or one seed per row. A row's output depends on its own seed and prompt only.
         stop_ids: ids that end a row, emitted as its last; default the model's end-of-text ids; () for none.
+        stop: texts that end a row; the row's text ends before, its ids with the token that completed it.
+        max_depth: the deepest draft, per call or per row; compiles nothing.
+        drafter_params: the drafter's parameters, for one that has any.
+        logprobs: give the log-probability of every emitted token, under the model's law before temperature and cuts.
+        keep: keep what `resume` needs; it holds the cache in memory.
         chat: wrap each text in the model's chat template as a user's message.
 
     Returns:
@@ -82,18 +96,47 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
+        max_depth=max_depth,
+        drafter_params=drafter_params,
+        logprobs=logprobs,
     )
-    state, stats = run(target_of(lm), lm.params, request)
-    return _generation(lm, state, stats)
+    stops = StopStrings(lm.tokenizer, stop, len(request.tokens))
+    state, stats = run(target_of(lm), lm.params, request, watch=stops.watch)
+    return _generation(lm, request, state, stats, stops, keep)
+
+
+def resume(lm: LM, generation: Generation, *, max_new_tokens: int = 128) -> Generation:
+    """Go on where a generation made with ``keep=True`` ended at its limit: every row gets up to so many more tokens.
+
+    The result is the whole text, with the figures of all calls and the times of the last. Greedy rows emit what one
+    long call would have; sampled rows have its law, but the old limit may have cut a block short, and then not its very
+    draws. Rows that a stop id or stop text ended stay as they are. The generation given can be resumed again.
+
+    Raises:
+        UserError: the generation was not kept, or max_new_tokens is no whole number from 0.
+    """
+    if generation.session is None:
+        raise UserError("this generation cannot be resumed: make it with keep=True")
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise UserError(f"max_new_tokens is {max_new_tokens!r}, expected a whole number from 0")
+    kept = generation.session
+    request, state = extend(target_of(lm), kept.request, kept.state, max_new_tokens)
+    stops = StopStrings(lm.tokenizer, kept.stop, len(request.tokens))
+    for row, ids in enumerate(generation.ids):
+        stops.look(row, ids)
+    state, stats = run(target_of(lm), lm.params, request, state=state, watch=stops.watch)
+    return _generation(lm, request, state, stats, stops, keep=True)
 
 
 def stream(lm: LM, prompt: str | Sequence[int], *, steps_per_chunk: int = 2, **settings: Any) -> "Stream":
     """Continue one prompt and hand out its text as it is made: iterate over the result.
 
-    Takes the settings of `generate`. The chunks join to the text that `generate` returns; none splits a character.
+    Takes the settings of `generate`. The chunks join to the text that `generate` returns; none splits a character, and
+    what may be the beginning of a stop text waits.
     """
     prompts = [prompt] if isinstance(prompt, str) else [list(prompt)]
-    return Stream(lm, _request(lm, prompts, **settings), steps_per_chunk)
+    stop, keep = settings.pop("stop", ()), settings.pop("keep", False)
+    return Stream(lm, _request(lm, prompts, **settings), steps_per_chunk, StopStrings(lm.tokenizer, stop, 1), keep)
 
 
 class Stream:
@@ -105,89 +148,30 @@ class Stream:
         result: the whole `Generation`, once the iterator has ended; None before.
     """
 
-    def __init__(self, lm: LM, request: Request, steps_per_chunk: int) -> None:
+    def __init__(self, lm: LM, request: Request, steps_per_chunk: int, stops: StopStrings, keep: bool) -> None:
         self.ids: list[int] = []
         self.drafted: list[bool] = []
         self.result: Generation | None = None
-        self._chunks = self._run(lm, request, steps_per_chunk)
+        self._chunks = self._run(lm, request, steps_per_chunk, stops, keep)
 
     def __iter__(self) -> Iterator[str]:
         return self._chunks
 
-    def _run(self, lm: LM, request: Request, steps: int) -> Iterator[str]:
+    def _run(self, lm: LM, request: Request, steps: int, stops: StopStrings, keep: bool) -> Iterator[str]:
         decoder = lm.tokenizer.stream(continuation=True)
-        for done in rounds(target_of(lm), lm.params, request, steps):
+        text, shown = "", 0
+        for done in rounds(target_of(lm), lm.params, request, steps, watch=stops.watch):
             state, _ = done
             sent = len(self.ids)
             self.ids, self.drafted = emitted_ids(state)[0], emitted_drafted(state)[0]
-            chunk = decoder.push(self.ids[sent:])
-            if chunk:
-                yield chunk
-        self.result = _generation(lm, *done)
-        rest = decoder.flush()
-        if rest:
-            yield rest
-
-
-def rounds(
-    target: Target, target_params: Any, request: Request, steps: int = STEPS_PER_CALL
-) -> Iterator[tuple[DecodeState, Stats]]:
-    """Prefill, then decode `steps` steps at a time: yields the state after each, with the figures so far.
-
-    The loops overwrite the state they are given: read what you need of it before asking for the next.
-    """
-    params = Params(target_params, request.drafter_params)
-    with CompileClock() as clock:
-        start, compiled = time.perf_counter(), clock.seconds
-        state = start_state(target, request)
-        state = loop.prefill(
-            params,
-            state,
-            target=target,
-            memory=request.drafter.memory,
-            rule=request.rule,
-            chunk=request.chunk,
-        )
-        jax.block_until_ready(state.length)
-        prefill_s = time.perf_counter() - start - (clock.seconds - compiled)
-        state = loop.start_counting(state, request.drafter.depth)
-        decode_s = 0.0
-        yield state, _stats(request, params, state, clock.seconds, prefill_s, decode_s)
-        while np.any(np.asarray(state.status) == loop.RUNNING):
-            start, compiled = time.perf_counter(), clock.seconds
-            state = loop.decode(
-                params, state, jnp.int32(steps), target=target, drafter=request.drafter, rule=request.rule
-            )
-            jax.block_until_ready(state.length)
-            decode_s += time.perf_counter() - start - (clock.seconds - compiled)
-            yield state, _stats(request, params, state, clock.seconds, prefill_s, decode_s)
-
-
-def start_state(target: Target, request: Request) -> DecodeState:
-    """The state that `prefill` takes: copies of the request's arrays on the device, an empty cache, an empty memory.
-
-    Copies, since the loops overwrite what they are given, and a request may be run again.
-    """
-    r = request
-    tokens, prompt_length, limit, law, max_depth, stop_ids, seed = jax.tree.map(
-        lambda x: jnp.array(x, copy=True),
-        (r.tokens, r.prompt_length, r.limit, r.law, r.max_depth, r.stop_ids, r.seed),
-    )
-    numbers = {name: jnp.float32(value) for name, value in r.rule.settings.items()}
-    return loop.init_state(
-        target, r.drafter.memory, tokens, prompt_length, limit, law, max_depth, numbers, stop_ids, seed, r.logprobs
-    )
-
-
-def run(target: Target, target_params: Any, request: Request) -> tuple[DecodeState, Stats]:
-    """Drive a request to its end: the final state and its figures. For any target, ours or a user's own."""
-    wanted = int(np.sum(request.limit - request.prompt_length))
-    with progress("generating", total=wanted) as advance:
-        done = 0
-        for latest in rounds(target, target_params, request):
-            advance(latest[1].new_tokens - done)
-            done = latest[1].new_tokens
-    return latest
+            text += decoder.push(self.ids[sent:])
+            safe = stops.safe(0, text)
+            if safe > shown:
+                yield text[shown:safe]
+                shown = safe
+        self.result = _generation(lm, request, *done, stops, keep)
+        if len(self.result.text[0]) > shown:
+            yield self.result.text[0][shown:]
 
 
 def target_of(lm: LM) -> Target:
@@ -224,35 +208,11 @@ def _request(
     return make_request(target_of(lm), encode_prompts(lm, prompts, chat), stop_ids=stops, **settings)
 
 
-def _stats(
-    request: Request, params: Params, state: DecodeState, compile_s: float, prefill_s: float, decode_s: float
-) -> Stats:
-    total = {name: np.asarray(rows).sum(axis=0) for name, rows in vars(state.counters).items()}
-    emitted = int(np.sum(np.asarray(state.length) - request.prompt_length))
-    return Stats(
-        batch=len(request.prompt_length),
-        depth=request.drafter.depth,
-        prompt_tokens=int(request.prompt_length.sum()),
-        new_tokens=emitted,
-        target_passes=int(total["passes"]),
-        compile_s=compile_s,
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-        num_drafts=int(total["drafts"]),
-        num_draft_tokens=int(total["drafted"]),
-        num_accepted_tokens=int(total["accepted_at"].sum()),
-        proposed_per_pos=tuple(total["proposed_at"].tolist()),
-        accepted_per_pos=tuple(total["accepted_at"].tolist()),
-        lossless=request.rule.lossless,
-        tv_per_pos=None if request.rule.lossless else tuple(total["tv_at"].tolist()),
-        weight_bytes=sum(x.nbytes for x in jax.tree.leaves(params)),
-        cache_bytes=sum(x.nbytes for x in jax.tree.leaves(state.cache)),
-    )
-
-
-def _generation(lm: LM, state: DecodeState, stats: Stats) -> Generation:
+def _generation(
+    lm: LM, request: Request, state: DecodeState, stats: Stats, stops: StopStrings, keep: bool
+) -> Generation:
     ids = emitted_ids(state)
-    pieces = [_pieces(lm, row) for row in ids]
+    pieces = [stops.cut(row, _pieces(lm, of_row)) for row, of_row in enumerate(ids)]
     return Generation(
         text=["".join(row) for row in pieces],
         ids=ids,
@@ -260,6 +220,8 @@ def _generation(lm: LM, state: DecodeState, stats: Stats) -> Generation:
         pieces=pieces,
         finish_reason=finish_reasons(state),
         stats=stats,
+        logprobs=emitted_logprobs(state),
+        session=Session(request, state, stops.texts) if keep else None,
     )
 
 

@@ -17,6 +17,7 @@ its batch-mates but commits nothing and stays as it is.
 Rejected: a host loop (a synchronisation per token); a loop per drafter; a copy of the cache for rolling back.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -24,6 +25,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
+from mtpjax.decoding import adaptive
+from mtpjax.decoding.adaptive import Adaptive, Pace
+from mtpjax.decoding.counters import Counters, count, zero_counters
 from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, State, append
 from mtpjax.decoding.sampling import Law, probabilities, step_keys
 from mtpjax.decoding.target import Cache, Target
@@ -33,29 +37,6 @@ from mtpjax.decoding.verify.greedy import verify_choice
 from mtpjax.records import Leaf
 
 RUNNING, STOPPED, FULL = range(3)
-
-
-class Counters(struct.PyTreeNode):
-    """What speculation did, per row; only emitted tokens count.
-
-    Attributes:
-        passes: int32 [B], target passes while the row was running.
-        emitted: int32 [B], tokens committed by those passes.
-        drafts: int32 [B], passes in which something was proposed.
-        drafted: int32 [B], proposed tokens, of all candidates.
-        proposed_at: int32 [B, depth], how often something was proposed at each place.
-        accepted_at: int32 [B, depth], how often each place was accepted.
-        tv_at: f32 [B, depth], sum over the passes that committed a token at each proposed place of its law's total
-            variation from the target's; 0 with a lossless rule.
-    """
-
-    passes: Leaf
-    emitted: Leaf
-    drafts: Leaf
-    drafted: Leaf
-    proposed_at: Leaf
-    accepted_at: Leaf
-    tv_at: Leaf
 
 
 class DecodeState(struct.PyTreeNode):
@@ -77,7 +58,8 @@ class DecodeState(struct.PyTreeNode):
         rule_settings: the acceptance rule's numbers, f32 scalars by name.
         stop_ids: int32 [n], padded with -1.
         key: typed PRNG keys [B].
-        counters: acceptance counters; None before `start_counting`.
+        counters: acceptance counters; None before `start_decoding`.
+        pace: what adaptive depth has seen; None without.
     """
 
     tokens: Leaf
@@ -95,6 +77,7 @@ class DecodeState(struct.PyTreeNode):
     stop_ids: Leaf
     key: Leaf
     counters: Counters | None
+    pace: Pace | None = None
 
 
 def init_state(
@@ -183,32 +166,78 @@ def _nothing_yet(params: Params, state: DecodeState, target: Target, memory: Mem
     return jnp.zeros(logits.shape, logits.dtype), tuple(jnp.zeros((B, 1, f.shape[2]), f.dtype) for f in features)
 
 
-def start_counting(state: DecodeState, depth: int) -> DecodeState:
-    """The state with its acceptance counters at zero."""
-
-    def zeros(*shape: int) -> Array:
-        return jnp.zeros((*state.length.shape, *shape), jnp.int32)
-
-    tv_at = zeros(depth).astype(jnp.float32)
-    counters = Counters(zeros(), zeros(), zeros(), zeros(), zeros(depth), zeros(depth), tv_at)
-    return state.replace(counters=counters)
+def start_decoding(state: DecodeState, drafter: Drafter | Adaptive) -> DecodeState:
+    """The state after prefill, with its counters at zero and, for adaptive depth, nothing seen."""
+    B = state.length.shape[0]
+    pace = adaptive.begin(drafter, B) if isinstance(drafter, Adaptive) else None
+    return state.replace(counters=zero_counters(B, drafter.depth), pace=pace)
 
 
 @partial(jax.jit, static_argnames=("target", "drafter", "rule"), donate_argnames="state")
 def decode(
-    params: Params, state: DecodeState, max_steps: Array, *, target: Target, drafter: Drafter, rule: Rule
+    params: Params, state: DecodeState, max_steps: Array, *, target: Target, drafter: Drafter | Adaptive, rule: Rule
 ) -> DecodeState:
     """Step until every row has finished, or `max_steps` times (int32 scalar, not compiled in)."""
 
-    def unfinished(carry: tuple[Array, DecodeState]) -> Array:
+    def unfinished(carry: "Carry") -> Array:
         steps, state = carry
         return (steps < max_steps) & jnp.any(state.status == RUNNING)
 
-    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-        steps, state = carry
-        return steps + 1, step(params, state, target=target, drafter=drafter, rule=rule)
-
+    static = {"target": target, "rule": rule}
+    if isinstance(drafter, Adaptive):
+        body = partial(_at_each_width, params, unfinished=unfinished, drafter=drafter, **static)
+    else:
+        body = partial(_advance, params, drafter=drafter, **static)
     return lax.while_loop(unfinished, body, (jnp.int32(0), state))[1]
+
+
+Carry = tuple[Array, DecodeState]
+"""Steps done, and the state."""
+
+
+def _advance(params: Params, carry: Carry, *, target: Target, drafter: Drafter, rule: Rule) -> Carry:
+    steps, state = carry
+    return steps + 1, step(params, state, target=target, drafter=drafter, rule=rule)
+
+
+def _at_each_width(
+    params: Params, carry: Carry, *, unfinished: Callable, target: Target, drafter: Adaptive, rule: Rule
+) -> Carry:
+    """Run each width as long as it is the one that the most demanding row asks for.
+
+    A loop that may run no time at all stands for a branch: `lax.switch` copies the cache on its way in and out.
+    """
+    for place, each in enumerate(drafter.drafters):
+
+        def wanted(carry: Carry, place: int = place) -> Array:
+            state = carry[1]
+            widest = jnp.max(jnp.where(state.status == RUNNING, adaptive.choose(_pace(state), drafter.depths), 0))
+            return unfinished(carry) & (widest == place)
+
+        def body(carry: Carry, each: Drafter = each) -> Carry:
+            steps, state = carry
+            return steps + 1, paced_step(params, state, each, target=target, pace_of=drafter, rule=rule)
+
+        carry = lax.while_loop(wanted, body, carry)
+    return carry
+
+
+def paced_step(
+    params: Params, state: DecodeState, drafter: Drafter, *, target: Target, pace_of: Adaptive, rule: Rule
+) -> DecodeState:
+    """One round at a width; rows that chose less propose less, and each learns from its own outcome."""
+    chosen = adaptive.choose(_pace(state), pace_of.depths)
+    own = jnp.minimum(jnp.asarray(pace_of.depths)[chosen], state.max_depth)
+    window = jnp.where(state.status == RUNNING, jnp.clip(state.limit - state.length - 1, 0, own), 0)
+    before, cap = state.length, state.max_depth
+    state = step(params, state.replace(max_depth=own), target=target, drafter=drafter, rule=rule)
+    accepted = jnp.maximum(state.length - before - 1, 0)
+    return state.replace(max_depth=cap, pace=adaptive.learn(_pace(state), window, accepted))
+
+
+def _pace(state: DecodeState) -> Pace:
+    assert state.pace is not None, "start_decoding gives a state its pace"
+    return state.pace
 
 
 def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule) -> DecodeState:
@@ -317,7 +346,7 @@ def commit(state: DecodeState, proposal: Proposal, verdict: Verdict) -> DecodeSt
     if state.logprobs is not None and verdict.logprob is not None:
         state = state.replace(logprobs=append(state.logprobs, state.length, Committed(verdict.logprob, emitted)))
     if state.counters is not None:
-        state = state.replace(counters=_count(state.counters, was_running, proposal, verdict, emitted))
+        state = state.replace(counters=count(state.counters, was_running, proposal, verdict, emitted))
     return state.replace(
         tokens=append(state.tokens, state.length, Committed(tokens, emitted)),
         drafted=drafted,
@@ -349,23 +378,4 @@ def settle(
     return state.replace(
         cache=target.set_length(cache, state.length - 1),
         memory=drafter.memory.update(params, state.memory, told, features),
-    )
-
-
-def _count(counters: Counters, running: Array, proposal: Proposal, verdict: Verdict, emitted: Array) -> Counters:
-    place = jnp.arange(verdict.path.shape[1])[None, :]
-    proposed = jnp.asarray(levels(proposal.parents))[proposal.count]  # how many places hold a proposal
-    kept = jnp.minimum(verdict.accepted, emitted)
-    tv_at = counters.tv_at
-    if verdict.tv is not None:
-        committed = jnp.minimum(emitted, proposed)  # the bonus has the target's law
-        tv_at = tv_at + jnp.where(place < committed[:, None], verdict.tv, 0.0)
-    return Counters(
-        passes=counters.passes + running,
-        emitted=counters.emitted + emitted,
-        drafts=counters.drafts + (proposal.count > 0),
-        drafted=counters.drafted + proposal.count,
-        proposed_at=counters.proposed_at + (place < proposed[:, None]),
-        accepted_at=counters.accepted_at + (place < kept[:, None]),
-        tv_at=tv_at,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from mtpjax.decoding.adaptive import Adaptive
 from mtpjax.decoding.drafters import DRAFTERS, Drafter, none
 from mtpjax.decoding.sampling import GREEDY_BELOW, Law
 from mtpjax.decoding.target import Target
@@ -45,7 +46,7 @@ class Request:
     law: Law
     stop_ids: np.ndarray
     seed: np.ndarray
-    drafter: Drafter
+    drafter: Drafter | Adaptive
     rule: Rule
     chunk: int
     max_depth: np.ndarray
@@ -58,7 +59,7 @@ def make_request(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int | Sequence[int] = 128,
-    drafter: str | Drafter | None = None,
+    drafter: str | Drafter | Adaptive | None = None,
     depth: int | None = None,
     rule: str | Rule = "rejection",
     temperature: float | Sequence[float] = 0.0,
@@ -115,7 +116,7 @@ def make_request(
     )
 
 
-def _check_shape(target: Target, drafter: Drafter, rule: Rule) -> None:
+def _check_shape(target: Target, drafter: Drafter | Adaptive, rule: Rule) -> None:
     """Refuse a tree that the rule or the target's cache can't serve."""
     if is_chain(drafter.shape):
         return
@@ -168,11 +169,11 @@ def bucket(slots: int) -> int:
     return size
 
 
-def find_drafter(drafter: str | Drafter | None, depth: int | None) -> Drafter:
+def find_drafter(drafter: str | Drafter | Adaptive | None, depth: int | None) -> Drafter | Adaptive:
     """A drafter by name at a depth (3 unless given); None, or depth 0, is plain decoding."""
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_DEPTH):
         raise UserError(f"depth is {depth!r}, expected a whole number from 0 (plain decoding) to {MAX_DEPTH}")
-    if isinstance(drafter, Drafter):
+    if isinstance(drafter, Drafter | Adaptive):
         if depth is not None and depth != drafter.depth:
             raise UserError(f"depth is {depth} but the drafter given was made for {drafter.depth}: leave depth out")
         return drafter

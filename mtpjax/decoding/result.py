@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mtpjax.decoding.loop import STOPPED, DecodeState
+from mtpjax.decoding.request import Request
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,15 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Session:
+    """What `resume` needs of a generation: what was asked, the loop's last state, and the stop texts."""
+
+    request: Request
+    state: DecodeState
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Generation:
     """Output of `generate`, one entry a row.
 
@@ -124,8 +134,11 @@ class Generation:
         ids: emitted ids, the stop id included.
         drafted: for each emitted id whether it was an accepted draft (False: the target's own).
         pieces: the text that each emitted id completed; they join to `text`.
-        finish_reason: "stop" (a stop id) or "length" (the token limit or the context).
+        finish_reason: "stop" (a stop id or a stop text) or "length" (the token limit or the context).
         stats: figures of the call.
+        logprobs: log-probability of each emitted id in nats, under the model's law before temperature and cuts; None
+            unless asked for.
+        session: what `resume` takes; None unless kept.
     """
 
     text: list[str]
@@ -134,6 +147,8 @@ class Generation:
     pieces: list[list[str]] = field(repr=False)
     finish_reason: list[str]
     stats: Stats
+    logprobs: list[list[float]] | None = field(default=None, repr=False)
+    session: Session | None = field(default=None, repr=False)
 
     @property
     def lossless(self) -> bool:
@@ -168,6 +183,14 @@ def emitted_drafted(state: DecodeState) -> list[list[bool]]:
     """For each emitted id whether it was an accepted draft."""
     drafted, start, end = (np.asarray(x) for x in (state.drafted, state.prompt_length, state.length))
     return [drafted[row, start[row] : end[row]].tolist() for row in range(len(start))]
+
+
+def emitted_logprobs(state: DecodeState) -> list[list[float]] | None:
+    """The log-probability of each emitted id, nats; None where they were not kept."""
+    if state.logprobs is None:
+        return None
+    logprobs, start, end = (np.asarray(x) for x in (state.logprobs, state.prompt_length, state.length))
+    return [logprobs[row, start[row] : end[row]].tolist() for row in range(len(start))]
 
 
 def finish_reasons(state: DecodeState) -> list[str]:

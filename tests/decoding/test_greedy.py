@@ -7,7 +7,7 @@ import pytest
 
 from mtpjax.decoding import loop
 from mtpjax.decoding.drafters import Drafter, Memory, Params, Proposal, chain, ngram, none
-from mtpjax.decoding.generate import rounds, run, start_state
+from mtpjax.decoding.drive import rounds, run, start_state
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.result import emitted_drafted, emitted_ids, finish_reasons
 from tests.marks import slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mtpjax.decoding import loop
+from mtpjax.decoding.adaptive import adaptive
 from mtpjax.decoding.drafters import Params, ngram, none
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.target import target_from_model
@@ -15,22 +16,23 @@ from tests.tiny import CONFIG, tiny_model
 
 
 @pytest.mark.parametrize(
-    ("depth", "precision", "twin"),
+    ("drafter", "precision"),
     [
-        (0, "f32", False),
-        pytest.param(0, "bf16", False, marks=pytest.mark.slow),
-        pytest.param(3, "f32", False, marks=pytest.mark.slow),
-        (3, "bf16", False),
-        (2, "f32", True),
+        (none(), "f32"),
+        pytest.param(none(), "bf16", marks=pytest.mark.slow),
+        pytest.param(ngram(3), "f32", marks=pytest.mark.slow),
+        (ngram(3), "bf16"),
+        (twins(2), "f32"),
+        (adaptive(ngram, (1, 3)), "f32"),
     ],
+    ids=lambda value: getattr(value, "name", value),
 )
-def test_the_cache_is_updated_in_place(depth, precision, twin):
+def test_the_cache_is_updated_in_place(drafter, precision):
     model, params = tiny_model()
     model = model.copy(dtype=jnp.dtype("float32" if precision == "f32" else "bfloat16"))
     params, target = Params(apply_precision(params, precision)), target_from_model(model)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, CONFIG.vocab_size, n).tolist() for n in (9, 30, 2, 60)]
-    drafter = twins(depth) if twin else ngram(depth) if depth else none()
     request = make_request(target, prompts, max_new_tokens=1900, drafter=drafter)
     arrays = map(jnp.asarray, (request.tokens, request.prompt_length, request.limit))
     tail = request.law, jnp.asarray(request.max_depth), {}, jnp.asarray(request.stop_ids), jnp.asarray(request.seed)
@@ -38,7 +40,7 @@ def test_the_cache_is_updated_in_place(depth, precision, twin):
     def start(params):
         state = loop.init_state(target, drafter.memory, *arrays, *tail)
         static = {"target": target, "memory": drafter.memory, "rule": request.rule, "chunk": request.chunk}
-        return loop.start_counting(loop.prefill(params, state, **static), drafter.depth)
+        return loop.start_decoding(loop.prefill(params, state, **static), drafter)
 
     state = start(params)
     compiled = loop.decode.lower(

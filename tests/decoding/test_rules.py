@@ -6,7 +6,7 @@ import pytest
 
 from mtpjax.decoding import loop
 from mtpjax.decoding.drafters import Proposal, chain
-from mtpjax.decoding.generate import run
+from mtpjax.decoding.drive import run
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.result import emitted_ids
 from mtpjax.decoding.verify import RULES, Rule, relaxed_top_k, threshold, typical

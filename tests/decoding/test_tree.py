@@ -9,7 +9,7 @@ import pytest
 
 from mtpjax.decoding import tree
 from mtpjax.decoding.drafters import Drafter, Proposal
-from mtpjax.decoding.generate import rounds, run
+from mtpjax.decoding.drive import rounds, run
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.result import emitted_ids
 from mtpjax.decoding.verify import RULES

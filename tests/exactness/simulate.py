@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mtpjax.decoding.drafters import Drafter, Proposal
-from mtpjax.decoding.generate import run
+from mtpjax.decoding.drive import run
 from mtpjax.decoding.request import Request, make_request
 from mtpjax.decoding.sampling import DRAFT, draw, tagged
 from mtpjax.decoding.verify import Rule

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mtpjax.decoding.generate import run
+from mtpjax.decoding.drive import run
 from mtpjax.decoding.request import make_request
 from mtpjax.decoding.result import emitted_ids
 from mtpjax.decoding.verify import typical
