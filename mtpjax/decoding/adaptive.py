@@ -21,6 +21,7 @@ each other); a host that picks between compiled loops (a synchronisation a step)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
@@ -64,6 +65,11 @@ class Adaptive:
     def memory(self) -> Memory:
         """What all of them read."""
         return self.drafters[-1].memory
+
+    @property
+    def params_like(self) -> Callable[[], Any] | None:
+        """Shapes of the parameters that all of them share."""
+        return self.drafters[-1].params_like
 
     @property
     def shape(self) -> Parents:

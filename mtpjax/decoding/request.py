@@ -10,6 +10,7 @@ import numpy as np
 
 from mtpjax.decoding.adaptive import Adaptive
 from mtpjax.decoding.drafters import DRAFTERS, Drafter, none
+from mtpjax.decoding.drafters.params import check_params
 from mtpjax.decoding.sampling import GREEDY_BELOW, Law
 from mtpjax.decoding.target import Target
 from mtpjax.decoding.tree import is_chain
@@ -83,6 +84,8 @@ def make_request(
     chosen_drafter = find_drafter(drafter, depth)
     chosen_rule = find_rule(rule)
     _check_shape(target, chosen_drafter, chosen_rule)
+    wanted = chosen_drafter.params_like
+    check_params(chosen_drafter.name, drafter_params, None if wanted is None else wanted())
     deepest = chosen_drafter.depth if max_depth is None else max_depth
     if not chosen_rule.samples and any(t >= GREEDY_BELOW for t in numbers["temperature"]):
         raise UserError(

@@ -91,6 +91,8 @@ class Drafter:
         memory: what it keeps of the text.
         propose: ``(params, state, key_B, law) -> Proposal``.
         parents: the tree it drafts; None is a chain of `depth` tokens.
+        params_like: ``() -> pytree`` of the shapes of its parameters (`jax.eval_shape` of their init), against which
+            those given are checked; None for a drafter without.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Drafter:
     memory: Memory
     propose: Callable[[Params, State, Array, Law], Proposal]
     parents: Parents | None = None
+    params_like: Callable[[], Any] | None = None
 
     @property
     def shape(self) -> Parents:

@@ -1,0 +1,44 @@
+"""Check of a drafter's parameters: a drafter with one that is missing, spare or in another shape does not run.
+
+Frameworks have run drafters whose weights were silently random: output stays right, since the target verifies, and only
+the speed is gone. So the check comes before any work, by name.
+"""
+
+from typing import Any
+
+import jax
+
+from mtpjax.errors import UserError
+
+
+def check_params(name: str, params: Any, wanted: Any) -> None:
+    """UserError unless `params` has exactly the leaves of `wanted` (arrays or `jax.ShapeDtypeStruct`s) in their shapes.
+
+    A `QTensor` stands for the array of its shape. `wanted` of None asks for nothing.
+    """
+    if wanted is None:
+        if params is not None:
+            raise UserError(f"drafter {name!r} has no parameters but some were given: leave drafter_params out")
+        return
+    if params is None:
+        raise UserError(f"drafter {name!r} needs its parameters: pass drafter_params")
+    given, needed = _leaves(params), _leaves(wanted)
+    for path, leaf in needed.items():
+        if given.get(path) is None:
+            raise UserError(f"parameter {path} of drafter {name!r} is unassigned: pass all {len(needed)} of them")
+        shape = getattr(given[path], "shape", None)
+        if shape != leaf.shape:
+            raise UserError(f"parameter {path} of drafter {name!r} has shape {shape}, expected {leaf.shape}")
+        if isinstance(given[path], jax.ShapeDtypeStruct):
+            raise UserError(f"parameter {path} of drafter {name!r} is unassigned: it is a shape without values")
+    spare = sorted(set(given) - set(needed))
+    if spare:
+        raise UserError(f"drafter {name!r} has no parameter {spare[0]}: it would be ignored, so leave it out")
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    def is_leaf(x: Any) -> bool:
+        return x is None or hasattr(x, "shape")
+
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
