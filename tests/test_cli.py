@@ -319,6 +319,7 @@ def test_ctrl_c_is_130(capsys, monkeypatch):
     assert capsys.readouterr().err == "interrupted\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_a_demo_leaves_nothing(elsewhere, tmp_path):
     config = tiny_config(max_context=20_000, n_layers=1)  # room for a text that lasts longer than the signal takes
     model = write_hf(tmp_path / "long", config, flat_random(config))

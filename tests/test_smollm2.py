@@ -79,6 +79,7 @@ def greedy_ids_alone(lm, name, depth, count=96):
     return mtpjax.generate(lm, prompt, max_new_tokens=count, stop_ids=(), drafter=drafter, depth=depth).ids[0]
 
 
+@pytest.mark.slow
 def test_greedy_ids_alone(lm):
     assert greedy_ids_alone(lm, NAMES[0], 3, 24) == GOLDEN[NAMES[0]]["greedy_ids"][:24]
 

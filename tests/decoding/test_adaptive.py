@@ -38,6 +38,7 @@ def test_ids_are_those_of_plain_decoding_and_costs_compile_nothing():
     assert loop.decode._cache_size() == compiled
 
 
+@pytest.mark.slow
 def test_a_seeded_row_equals_its_solo_run():
     """Its batch-mates widen the window, and change nothing of it (invariant 3)."""
     target, params = tiny_target()

@@ -11,6 +11,7 @@ from mtpjax.decoding.result import emitted_ids
 from mtpjax.errors import UserError
 from mtpjax.io.lm import load
 from tests.drafters import twins
+from tests.marks import slow
 from tests.tiny import CONFIG, tiny_target
 
 RNG = np.random.default_rng(5)
@@ -22,7 +23,7 @@ def lm(tiny_folder):
     return load(tiny_folder, precision="f32")
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram", twins(2)], ids=["plain", "ngram", "tree"])
+@pytest.mark.parametrize("drafter", [slow(None), slow("ngram"), twins(2)], ids=["plain", "ngram", "tree"])
 def test_a_state_taken_up_again_goes_on_as_if_never_left(drafter):
     """Over a border of capacity too: 90 + 30 tokens fit into 256 slots, 90 + 300 do not."""
     target, params = tiny_target()

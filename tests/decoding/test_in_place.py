@@ -18,10 +18,10 @@ from tests.tiny import CONFIG, tiny_model
 @pytest.mark.parametrize(
     ("drafter", "precision"),
     [
-        (none(), "f32"),
+        pytest.param(none(), "f32", marks=pytest.mark.slow),
         pytest.param(none(), "bf16", marks=pytest.mark.slow),
-        pytest.param(ngram(3), "f32", marks=pytest.mark.slow),
-        (ngram(3), "bf16"),
+        (ngram(3), "f32"),
+        pytest.param(ngram(3), "bf16", marks=pytest.mark.slow),
         (twins(2), "f32"),
         (adaptive(ngram, (1, 3)), "f32"),
     ],

@@ -16,6 +16,7 @@ from mtpjax.decoding.verify import RULES
 from mtpjax.errors import UserError
 from mtpjax.models.cache import KVCache, keep_path
 from tests.drafters import oracle_tree, twins
+from tests.marks import slow
 from tests.tiny import CONFIG, table_target, tiny_target
 
 RNG = np.random.default_rng(8)
@@ -51,8 +52,8 @@ def plain(count=40, **settings):
     return emitted_ids(run(target, params, make_request(target, PROMPTS, max_new_tokens=count, **settings))[0])
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("rule", ["greedy", "rejection", "best_of_candidates"])
+@pytest.mark.parametrize("depth", [slow(1), 3])
+@pytest.mark.parametrize("rule", [slow("greedy"), "rejection", slow("best_of_candidates")])
 def test_a_tree_equals_plain_greedy(rule, depth):
     target, params = tiny_target()
     request = make_request(target, PROMPTS, max_new_tokens=40, drafter=twins(depth), rule=rule)
@@ -62,6 +63,7 @@ def test_a_tree_equals_plain_greedy(rule, depth):
     assert state.cache.length.tolist() == (state.length - 1).tolist()
 
 
+@pytest.mark.slow
 def test_the_right_path_is_found_wherever_it_lies():
     """Invariant 10 for trees: true tokens along one path only, and all of it is accepted in every round."""
     target, params = tiny_target()

@@ -49,6 +49,7 @@ def test_chunks_join(lm, ids):
     np.testing.assert_allclose(np.concatenate([np.asarray(x) for _, x in many]), np.concatenate(one), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_scored_in_overlapping_windows(tiny_folder, ids):
     lm = load(tiny_folder, precision="f32", context=40)
     scores = quality.score(lm, ids)

@@ -15,6 +15,7 @@ from mtpjax.training import OptimizerConfig
 from mtpjax.training import step as steps
 from mtpjax.training.losses import IGNORE
 from mtpjax.training.step import compiled_nll_sum, compiled_step, init_state, make_optimizer, train_step
+from tests.marks import slow
 
 from .conftest import MODEL
 
@@ -36,7 +37,7 @@ def batch(rows=2, length=12, seed=0):
     return {"ids": jnp.asarray(ids[:, :-1]), "labels": jnp.asarray(ids[:, 1:])}
 
 
-@pytest.mark.parametrize("quantise", [False, True])
+@pytest.mark.parametrize("quantise", [slow(False), True])
 def test_it_learns_a_batch_by_heart(quantise):
     state, data = init_state(MODULE, OPTIMIZER, 0), batch()
     step = functools.partial(compiled_step, model=MODULE, optimizer=OPTIMIZER, quantise=quantise)
@@ -77,7 +78,7 @@ def test_gradients_flow_straight_through_to_float32_masters():
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("quantise", [False, True])
+@pytest.mark.parametrize("quantise", [slow(False), True])
 def test_the_logits_do_not_depend_on_the_future(quantise):
     """Gradient of the logits at t by the embedding of each place: zero behind t, and not before."""
     ids = jnp.arange(10, 22)[None, :]  # all different, so that each place has its own row of the table
