@@ -113,7 +113,7 @@ print(f"the prompt has {state.prompt_length[0]} tokens; the target's first token
 # and proposes what followed them there. At depth 4 it proposes four tokens.
 
 # %%
-proposal = loop.draft(params, state, drafter)
+proposal, state = loop.draft(params, state, drafter)
 print("proposed:", *[word(token) for token in proposal.tokens[0]])
 
 # %% [markdown]
@@ -165,7 +165,7 @@ print(f"{int(state.length[0] - before[0])} tokens from one pass; the cache holds
 rows = []
 while int(state.status[0]) == loop.RUNNING and len(rows) < STEPS:
     before = state.length
-    proposal = loop.draft(params, state, drafter)
+    proposal, state = loop.draft(params, state, drafter)
     logits, features, cache = loop.score(params, state, proposal, target, drafter.memory.features)
     verdict = loop.verify(target, rule, state, proposal, logits)
     state = loop.commit(state.replace(cache=cache), proposal, verdict)

@@ -17,7 +17,7 @@ def twins(depth: int, vocab: int = 61) -> Drafter:
     def propose(params, state, key_B, law):
         tokens, count = lookup(state.tokens, state.length, depth, 3, 1)
         both = jnp.stack([tokens, (tokens + 1) % vocab], axis=2).reshape(tokens.shape[0], 2 * depth)
-        return Proposal(tokens=both, q=None, count=2 * count, parents=parents)
+        return Proposal(tokens=both, q=None, count=2 * count, parents=parents), state
 
     return Drafter("twins", depth, HISTORY, propose, parents)
 
@@ -35,7 +35,7 @@ def oracle_tree(parents: tree.Parents, texts, right: dict[int, bool], vocab: int
     def propose(params, state, key_B, law):
         at = jnp.minimum(state[:, None] + level[None, :] - 1, length - 1)
         tokens = (jnp.take_along_axis(known, at, axis=1) + off[None, :]) % vocab
-        return Proposal(tokens, None, jnp.full(tokens.shape[0], len(parents), jnp.int32), parents)
+        return Proposal(tokens, None, jnp.full(tokens.shape[0], len(parents), jnp.int32), parents), state
 
     memory = Memory(lambda batch, capacity: jnp.zeros(batch, jnp.int32), update)
     return Drafter("oracle", tree.depth_of(parents), memory, propose, parents)

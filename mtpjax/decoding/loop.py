@@ -242,7 +242,7 @@ def _pace(state: DecodeState) -> Pace:
 
 def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter, rule: Rule) -> DecodeState:
     """One round of all stages for all rows."""
-    proposal = draft(params, state, drafter)
+    proposal, state = draft(params, state, drafter)
     logits, features, cache = score(params, state, proposal, target, drafter.memory.features)
     verdict = verify(target, rule, state, proposal, logits)
     before = state.length
@@ -250,14 +250,14 @@ def step(params: Params, state: DecodeState, *, target: Target, drafter: Drafter
     return settle(params, state, before, verdict, features, target, drafter)
 
 
-def draft(params: Params, state: DecodeState, drafter: Drafter) -> Proposal:
+def draft(params: Params, state: DecodeState, drafter: Drafter) -> tuple[Proposal, DecodeState]:
     """Ask the drafter; a row that has finished, or has no room to emit them all, proposes less."""
     keys = step_keys(state.key, state.length - state.prompt_length)
-    proposal = drafter.propose(params, state.memory, keys, state.law)
+    proposal, memory = drafter.propose(params, state.memory, keys, state.law)
     check_proposal(proposal, drafter, state.length.shape[0])
     room = jnp.where(state.status == RUNNING, jnp.minimum(state.limit - state.length - 1, state.max_depth), 0)
     most = jnp.asarray(level_ends(drafter.shape))[jnp.clip(room, 0, drafter.depth)]
-    return proposal.replace(count=jnp.clip(proposal.count, 0, most))
+    return proposal.replace(count=jnp.clip(proposal.count, 0, most)), state.replace(memory=memory)
 
 
 def check_proposal(proposal: Proposal, drafter: Drafter, batch: int) -> None:
@@ -292,6 +292,8 @@ def verify(target: Target, rule: Rule, state: DecodeState, proposal: Proposal, l
 
     A rule that cannot sample is never given a row that does (`make_request`), so no law is made for it at all.
     """
+    if proposal.q is not None and proposal.q.shape[2] != target.vocab_size:
+        raise ValueError(f"q is a law over {proposal.q.shape[2]} tokens, but the target's is over {target.vocab_size}")
     real = jnp.broadcast_to(jnp.arange(target.vocab_size) < target.emit_vocab, logits_BWV.shape)
     logits_BWV = jnp.where(real, logits_BWV, -jnp.inf)
     keys = step_keys(state.key, state.length - state.prompt_length)

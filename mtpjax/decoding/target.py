@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -39,6 +40,8 @@ class Target:
         set_length: ``(cache, length_B) -> cache``: commit or roll back to `length` tokens in each row.
         keep_path: ``(cache, path_BD) -> cache``: of a window behind the committed tokens, move what lies at the offsets
             `path` int32 [B, depth] to offsets 1, 2, ...; None where the cache can't, and trees are refused.
+        params_like: ``() -> pytree`` of the shapes of its parameters, against which a draft model's are checked; None
+            where they aren't known.
     """
 
     forward: Callable[..., tuple[Array, tuple[Array, ...], Cache]]
@@ -48,6 +51,7 @@ class Target:
     emit_vocab: int
     set_length: Callable[[Cache, Array], Cache] = _replace_length
     keep_path: Callable[[Cache, Array], Cache] | None = None
+    params_like: Callable[[], Any] | None = None
 
 
 @lru_cache(maxsize=64)
@@ -67,4 +71,5 @@ def target_from_model(model: Transformer, emit_vocab: int | None = None, cache_d
         max_context=model.config.max_context,
         emit_vocab=min(emit_vocab or vocab, vocab),
         keep_path=kv.keep_path,
+        params_like=lambda: jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"],
     )

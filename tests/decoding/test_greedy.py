@@ -76,7 +76,7 @@ def oracle(depth: int, answers: list[list[int]], wrong_from: int = 99) -> Drafte
         at = done_B[:, None] + jnp.arange(depth)[None, :]
         tokens = jnp.take_along_axis(table, at, axis=1)
         tokens = jnp.where(jnp.arange(depth)[None, :] >= wrong_from, (tokens + 1) % CONFIG.vocab_size, tokens)
-        return Proposal(tokens, None, jnp.full_like(done_B, depth), chain(depth))
+        return Proposal(tokens, None, jnp.full_like(done_B, depth), chain(depth)), done_B
 
     return Drafter("oracle", depth, memory, propose)
 
@@ -221,7 +221,7 @@ def test_each_stage_can_be_called_alone_outside_jit():
     params, state = Params(params), start_state(target, request)
     state = loop.prefill(params, state, target=target, memory=drafter.memory, rule=request.rule, chunk=64)
     while state.status[0] == loop.RUNNING:
-        proposal = loop.draft(params, state, drafter)
+        proposal, state = loop.draft(params, state, drafter)
         logits, features, cache = loop.score(params, state, proposal, target, drafter.memory.features)
         verdict = loop.verify(target, request.rule, state, proposal, logits)
         before = state.length

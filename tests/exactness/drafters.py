@@ -45,7 +45,7 @@ def markov(
         stream: the random stream that they are drawn with; another than `DRAFT` is a bug.
     """
 
-    def propose(params: Params, state: dict[str, Array], key_B: Array, law: Law) -> Proposal:
+    def propose(params: Params, state: dict[str, Array], key_B: Array, law: Law) -> tuple[Proposal, dict[str, Array]]:
         logits = jnp.broadcast_to(state["table"], (*key_B.shape, V, V))
         reported, drawn = probabilities(logits, law), drawn_from(logits, law)
         token, tokens, laws = state["last"], [], []
@@ -62,7 +62,7 @@ def markov(
         first = jnp.where(jnp.any(zero, axis=1), jnp.argmax(zero, axis=1) + 1, depth)
         count = first if stops else jnp.full_like(first, depth)
         q = jnp.stack(laws, axis=1) if sampled else None
-        return Proposal(drafted, q, count.astype(jnp.int32), chain(depth))
+        return Proposal(drafted, q, count.astype(jnp.int32), chain(depth)), state
 
     return Drafter("markov", depth, MEMORY, propose)
 

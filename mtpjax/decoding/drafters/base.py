@@ -49,6 +49,10 @@ class Proposal(struct.PyTreeNode):
     distinct: bool = struct.field(pytree_node=False, default=False)
 
 
+Drafted = tuple[Proposal, State]
+"""What `propose` returns: the draft, and the state in which `update` will find the memory."""
+
+
 class Committed(struct.PyTreeNode):
     """Tokens that were committed: int32 [B, W], of which the first `count` [B] are real."""
 
@@ -89,7 +93,9 @@ class Drafter:
         name: its key in `DRAFTERS`.
         depth: the most tokens of a draft that a step can accept: the longest path.
         memory: what it keeps of the text.
-        propose: ``(params, state, key_B, law) -> Proposal``.
+        propose: ``(params, state, key_B, law) -> (Proposal, state)``. It returns the state it was given, so that a
+            drafter may use slots of its cache behind what is committed: a cache that is only read and dropped would be
+            copied every step.
         parents: the tree it drafts; None is a chain of `depth` tokens.
         params_like: ``() -> pytree`` of the shapes of its parameters (`jax.eval_shape` of their init), against which
             those given are checked; None for a drafter without.
@@ -98,7 +104,7 @@ class Drafter:
     name: str
     depth: int
     memory: Memory
-    propose: Callable[[Params, State, Array, Law], Proposal]
+    propose: Callable[[Params, State, Array, Law], Drafted]
     parents: Parents | None = None
     params_like: Callable[[], Any] | None = None
 

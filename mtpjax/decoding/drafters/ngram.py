@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Int
 
-from mtpjax.decoding.drafters.base import Committed, Drafter, Memory, Params, Proposal, append, chain
+from mtpjax.decoding.drafters.base import Committed, Drafted, Drafter, Memory, Params, Proposal, append, chain
 from mtpjax.decoding.sampling import Law
 from mtpjax.records import Leaf
 
@@ -46,9 +46,9 @@ HISTORY = Memory(_empty, _remember)
 def ngram(depth: int = 3, longest: int = 4, shortest: int = 1) -> Drafter:
     """Prompt-lookup drafter: suffixes of `longest` down to `shortest` tokens are looked up."""
 
-    def propose(params: Params, state: History, key_B: Array, law: Law) -> Proposal:
+    def propose(params: Params, state: History, key_B: Array, law: Law) -> Drafted:
         tokens, count = lookup(state.tokens, state.length, depth, longest, shortest)
-        return Proposal(tokens=tokens, q=None, count=count, parents=chain(depth))
+        return Proposal(tokens=tokens, q=None, count=count, parents=chain(depth)), state
 
     return Drafter("ngram", depth, HISTORY, propose)
 

@@ -13,7 +13,8 @@ def none() -> Drafter:
 
     def propose(params, state, key_B, law):
         (batch,) = key_B.shape
-        return Proposal(jnp.zeros((batch, 0), jnp.int32), q=None, count=jnp.zeros(batch, jnp.int32), parents=())
+        nothing = Proposal(jnp.zeros((batch, 0), jnp.int32), q=None, count=jnp.zeros(batch, jnp.int32), parents=())
+        return nothing, state
 
     memory = Memory(init=lambda batch, capacity: (), update=lambda params, state, committed, features: state)
     return Drafter("none", 0, memory, propose)

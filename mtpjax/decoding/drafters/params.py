@@ -10,11 +10,14 @@ import jax
 
 from mtpjax.errors import UserError
 
+ANY = object()
+"""Stands for parameters whose shapes aren't known: there must be some."""
+
 
 def check_params(name: str, params: Any, wanted: Any) -> None:
     """UserError unless `params` has exactly the leaves of `wanted` (arrays or `jax.ShapeDtypeStruct`s) in their shapes.
 
-    A `QTensor` stands for the array of its shape. `wanted` of None asks for nothing.
+    A `QTensor` stands for the array of its shape. `wanted` of None asks for nothing, `ANY` for something.
     """
     if wanted is None:
         if params is not None:
@@ -22,6 +25,8 @@ def check_params(name: str, params: Any, wanted: Any) -> None:
         return
     if params is None:
         raise UserError(f"drafter {name!r} needs its parameters: pass drafter_params")
+    if wanted is ANY:
+        return
     given, needed = _leaves(params), _leaves(wanted)
     for path, leaf in needed.items():
         if given.get(path) is None:
