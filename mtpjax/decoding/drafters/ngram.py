@@ -62,18 +62,25 @@ def lookup(
         drafts int32 [B, depth] and how many were found, int32 [B]: `depth` or 0.
     """
     S = tokens_BS.shape[1]
-    place = jnp.arange(S)[None, :]
+    run = match_lengths(tokens_BS, length_B, longest)
     last = length_B[:, None] - 1
-    run = jnp.zeros(tokens_BS.shape, jnp.int32)  # length of the match that ends at each place
-    going = jnp.broadcast_to(place < last, tokens_BS.shape)
-    for back in range(longest):
-        suffix = jnp.take_along_axis(tokens_BS, jnp.maximum(last - back, 0), axis=1)
-        shifted = jnp.roll(tokens_BS, back, axis=1)
-        going = going & (place >= back) & (last >= back) & (shifted == suffix)
-        run = run + going
-    best = jnp.argmax(jnp.where(run >= shortest, run * S + place, -1), axis=1)[:, None]
+    best = jnp.argmax(jnp.where(run >= shortest, run * S + jnp.arange(S)[None, :], -1), axis=1)[:, None]
     found = jnp.take_along_axis(run, best, axis=1) >= shortest
     period = jnp.maximum(last - best, 1)
     source = best + 1 + jnp.arange(depth)[None, :] % period
     drafts = jnp.take_along_axis(tokens_BS, jnp.minimum(source, S - 1), axis=1)
     return drafts, jnp.where(found[:, 0], depth, 0).astype(jnp.int32)
+
+
+def match_lengths(tokens_BS: Int[Array, "B S"], length_B: Int[Array, "B"], longest: int) -> Int[Array, "B S"]:
+    """How many tokens up to and with each earlier place are those that the text ends with, at most `longest`."""
+    place = jnp.arange(tokens_BS.shape[1])[None, :]
+    last = length_B[:, None] - 1
+    run = jnp.zeros(tokens_BS.shape, jnp.int32)
+    going = jnp.broadcast_to(place < last, tokens_BS.shape)
+    for back in range(longest):
+        ending = jnp.take_along_axis(tokens_BS, jnp.maximum(last - back, 0), axis=1)
+        shifted = jnp.roll(tokens_BS, back, axis=1)
+        going = going & (place >= back) & (last >= back) & (shifted == ending)
+        run = run + going
+    return run

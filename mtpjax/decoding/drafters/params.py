@@ -17,17 +17,24 @@ ANY = object()
 def check_params(name: str, params: Any, wanted: Any) -> None:
     """UserError unless `params` has exactly the leaves of `wanted` (arrays or `jax.ShapeDtypeStruct`s) in their shapes.
 
-    A `QTensor` stands for the array of its shape. `wanted` of None asks for nothing, `ANY` for something.
+    A `QTensor` stands for the array of its shape. `wanted` of None asks for nothing, `ANY` for something, a tuple for a
+    tuple, one for each of several drafters.
     """
-    if wanted is None:
+    if isinstance(wanted, tuple):
+        if not isinstance(params, tuple | list) or len(params) != len(wanted):
+            raise UserError(f"drafter {name!r} needs a tuple of {len(wanted)} parameters, None for those without any")
+        for i, (own, needed) in enumerate(zip(params, wanted, strict=True)):
+            check_params(f"{name}: {i}", own, needed)
+    elif wanted is None:
         if params is not None:
             raise UserError(f"drafter {name!r} has no parameters but some were given: leave drafter_params out")
-        return
-    if params is None:
+    elif params is None:
         raise UserError(f"drafter {name!r} needs its parameters: pass drafter_params")
-    if wanted is ANY:
-        return
-    given, needed = _leaves(params), _leaves(wanted)
+    elif wanted is not ANY:
+        _check_leaves(name, _leaves(params), _leaves(wanted))
+
+
+def _check_leaves(name: str, given: dict[str, Any], needed: dict[str, Any]) -> None:
     for path, leaf in needed.items():
         if given.get(path) is None:
             raise UserError(f"parameter {path} of drafter {name!r} is unassigned: pass all {len(needed)} of them")
