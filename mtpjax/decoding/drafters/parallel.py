@@ -16,7 +16,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
-from jax import Array
+from jax import Array, lax
 
 from mtpjax.decoding import tree
 from mtpjax.decoding.drafters.base import Committed, Drafted, Drafter, Memory, Params
@@ -68,6 +68,7 @@ def block_memory(stack: HeadStack) -> Memory:
         positions, last = start[:, None] + jnp.arange(W)[None, :], []
         for k in range(1, stack.heads + 1):
             made, cache = stack.run(params.drafter, k, hidden, cache, positions, causal(B, W))
+            hidden, made = lax.optimization_barrier((hidden, made))  # one head after the other, or the cache is copied
             end = pick(made, jnp.maximum(count - 1, 0))
             last.append(jnp.where((count > 0)[:, None], end, state.last[:, k - 1]))
         return PairState(cache.replace(length=start + count), jnp.stack(last, axis=1), told)
