@@ -6,8 +6,10 @@ code serves a decode step (W = 1), a verify window (W = depth + 1), a tree (with
 The running maximum and sum are those of Milakov and Gimelshein (1805.02867), as in FlashAttention (2205.14135).
 
 Visibility is by slot. Slots below the row's `length` are committed and visible to every query. The window occupies
-slots length .. length + W - 1 and is seen through `mask` [B, W, W] (query, key). All others hold stale keys of
-rejected drafts or nothing at all; they are masked to -inf, never zeroed (a zeroed key would enter the softmax).
+slots length .. length + W - 1 and is seen through `mask` [B, W, W] (query, key); a window that is the last part of a
+tree written in several passes has a mask [B, W, T] over all the T slots behind the committed ones. All others hold
+stale keys of rejected drafts or nothing at all; they are masked to -inf, never zeroed (a zeroed key would enter the
+softmax).
 
 Rejected: attention over the whole capacity (3-10x slower at short lengths); [B, S, K, H] (the cache is transposed each
 step, 5x); one array per layer (copied inside `while_loop` for some shapes).
@@ -28,7 +30,7 @@ def attention(
     v_LBKSH: Float[Array, "L B K S H"],
     layer: int,
     length_B: Int[Array, "B"],
-    mask_BWW: Bool[Array, "B W W"],
+    mask_BWT: Bool[Array, "B W T"],
 ) -> Float[Array, "B W N H"]:
     """Scaled dot-product attention of a window over one layer of the cache.
 
@@ -38,7 +40,8 @@ def attention(
         v_LBKSH: values, same shape.
         layer: which layer to read.
         length_B: committed slots of each row, int32 [B].
-        mask_BWW: bool [B, W, W]: may query w see the window's key j.
+        mask_BWT: bool [B, W, T]: may query w see the j-th of the T slots behind the committed ones; the window's own
+            are the last W of them.
 
     Returns:
         [B, W, N, H] in the dtype of `q_BWNH`; softmax and sums are f32.
@@ -54,7 +57,7 @@ def attention(
         start = i * block
         k = lax.dynamic_slice(k_LBKSH, (layer, 0, 0, start, 0), (1, B, K, block, H))[0]
         v = lax.dynamic_slice(v_LBKSH, (layer, 0, 0, start, 0), (1, B, K, block, H))[0]
-        seen = _visible(start + jnp.arange(block), length_B, mask_BWW)
+        seen = _visible(start + jnp.arange(block), length_B, mask_BWT)
         seen = jnp.broadcast_to(seen[:, None, None], (B, K, N // K, W, block)).reshape(B, K, -1, block)
         scores = jnp.where(seen, _batched(q, k, 3), -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
@@ -69,7 +72,7 @@ def attention(
     if block == S:
         _, total, acc = read(jnp.int32(0), empty)
     else:
-        blocks = jnp.minimum((jnp.max(length_B) + W + block - 1) // block, S // block)
+        blocks = jnp.minimum((jnp.max(length_B) + mask_BWT.shape[2] + block - 1) // block, S // block)
         _, total, acc = lax.fori_loop(0, blocks, read, empty)
     out = (acc / total[..., None]).reshape(B, K, N // K, W, H).transpose(0, 3, 1, 2, 4)
     return out.reshape(B, W, N, H).astype(q_BWNH.dtype)
@@ -103,12 +106,12 @@ def attention_window(
     return out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H).astype(q_BTNH.dtype)
 
 
-def _visible(slots_s: Array, length_B: Array, mask_BWW: Array) -> Array:
-    """Bool [B, W, s]: committed slots, and the window's own slots through its mask."""
-    W = mask_BWW.shape[1]
+def _visible(slots_s: Array, length_B: Array, mask_BWT: Array) -> Array:
+    """Bool [B, W, s]: committed slots, and those behind through the mask."""
+    T = mask_BWT.shape[2]
     offset_Bs = slots_s[None, :] - length_B[:, None]
-    inside_Bs = (offset_Bs >= 0) & (offset_Bs < W)
-    window_BWs = jnp.take_along_axis(mask_BWW, jnp.clip(offset_Bs, 0, W - 1)[:, None, :], axis=2)
+    inside_Bs = (offset_Bs >= 0) & (offset_Bs < T)
+    window_BWs = jnp.take_along_axis(mask_BWT, jnp.clip(offset_Bs, 0, T - 1)[:, None, :], axis=2)
     return (offset_Bs < 0)[:, None, :] | (inside_Bs[:, None, :] & window_BWs)
 
 

@@ -36,14 +36,14 @@ def init_cache(layers: int, batch: int, kv_heads: int, capacity: int, head_dim: 
     return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
 
 
-def write(cache: KVCache, layer: int, k_BWKH: Array, v_BWKH: Array) -> KVCache:
-    """Put a window's keys and values [B, W, K, H] behind each row's committed slots.
+def write(cache: KVCache, layer: int, k_BWKH: Array, v_BWKH: Array, behind: int = 0) -> KVCache:
+    """Put a window's keys and values [B, W, K, H] behind each row's committed slots, and `behind` more.
 
     A slot past the capacity is dropped, never clamped onto a committed one.
     """
     batch, window = k_BWKH.shape[:2]
     rows = jnp.arange(batch)[:, None]
-    slots = cache.length[:, None] + jnp.arange(window)[None, :]
+    slots = cache.length[:, None] + behind + jnp.arange(window)[None, :]
     k = cache.k.at[layer, rows, :, slots].set(k_BWKH.astype(cache.k.dtype), mode="drop")
     v = cache.v.at[layer, rows, :, slots].set(v_BWKH.astype(cache.v.dtype), mode="drop")
     return cache.replace(k=k, v=v)

@@ -56,7 +56,11 @@ class Weight(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (2305.13245) over the cache, or over the window alone when there is none."""
+    """Grouped-query attention (2305.13245) over the cache, or over the window alone when there is none.
+
+    With a cache the mask may be [B, W, T]: the window is then the last W of T places behind the committed ones, and
+    what the first T - W hold is there from earlier passes.
+    """
 
     config: ModelConfig
 
@@ -75,9 +79,9 @@ class Attention(nn.Module):
         if cache is None:
             y = ops.attention_window(q, k, v, mask)
         else:
-            cache = kv.write(cache, layer, k, v)
+            cache = kv.write(cache, layer, k, v, mask.shape[2] - W)
             y = ops.attention(q, cache.k, cache.v, layer, cache.length, mask)
-        w, b = Weight((D, N * H), c.o_bias, name="o")()
+        w, b = Weight((c.d_model, N * H), c.o_bias, name="o")()
         (y,) = ops.project(y.reshape(B, W, N * H), w)
         return ops.add_bias(y, b), cache
 

@@ -15,7 +15,7 @@ def reference(q, k, v, lengths, mask):
     """Softmax attention in float64, one row, head and query at a time."""
     out = np.zeros(q.shape)
     for b, w, n in np.ndindex(q.shape[:3]):
-        seen = list(range(lengths[b])) + [lengths[b] + j for j in range(q.shape[1]) if mask[b, w, j]]
+        seen = list(range(lengths[b])) + [lengths[b] + j for j in range(mask.shape[2]) if mask[b, w, j]]
         keys, values = k[b, n // G, seen].astype(np.float64), v[b, n // G, seen].astype(np.float64)
         score = keys @ q[b, w, n].astype(np.float64) / np.sqrt(H)
         weight = np.exp(score - score.max())
@@ -24,12 +24,13 @@ def reference(q, k, v, lengths, mask):
 
 
 @pytest.mark.parametrize("capacity", [32, BLOCK, 3 * BLOCK])
-@pytest.mark.parametrize("window", [1, 4])
-def test_equals_softmax(capacity, window):
-    lengths = [0, min(BLOCK - 2, capacity - window), capacity - window]
+@pytest.mark.parametrize(("window", "behind"), [(1, 1), (4, 4), (2, 6)], ids=["step", "window", "level of a tree"])
+def test_equals_softmax(capacity, window, behind):
+    """The window is the last part of what lies behind the committed slots."""
+    lengths = [0, min(BLOCK - 2, capacity - behind), capacity - behind]
     q = RNG.normal(size=(B, window, K * G, H)).astype(np.float32)
     k, v = RNG.normal(size=(2, L, B, K, capacity, H)).astype(np.float32)
-    mask = np.broadcast_to(np.tril(np.ones((window, window), bool)), (B, window, window))
+    mask = np.broadcast_to(np.tri(behind, dtype=bool)[-window:], (B, window, behind))
     run = jax.jit(attention, static_argnums=3)
     got = run(q, k, v, 1, jnp.asarray(lengths, jnp.int32), jnp.asarray(mask))
     np.testing.assert_allclose(got, reference(q, k[1], v[1], lengths, mask), atol=2e-5)
